@@ -162,6 +162,7 @@ class FakeEngine:
         adapter="",
         group=0,
         client=0,
+        num_cached_tokens=0,
     ):
         """Add or change a request; `blocks` are its table of one KV group."""
         is_new = number not in self.requests
@@ -179,7 +180,7 @@ class FakeEngine:
             number=np.array([number], "<u4").tobytes(),
             state=np.array([state], "u1").tobytes(),
             num_computed_tokens=np.array([num_prompt_tokens + num_output_tokens], "<u4").tobytes(),
-            num_cached_tokens=np.array([0], "<u4").tobytes(),
+            num_cached_tokens=np.array([num_cached_tokens], "<u4").tobytes(),
             num_output_tokens=np.array([num_output_tokens], "<u4").tobytes(),
             num_preemptions=np.array([0], "<u2").tobytes(),
             table_start=np.array([0], "<u4").tobytes(),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.block_texts.block_content_service import BlockContentService
+from kvscope_app.session.chat_turns import ChatTurns
 from kvscope_app.session.history import History
 from kvscope_app.session.links import Player, contents_of, link_of, player_of
 from kvscope_app.session.poll_timer import FRAME_MS, PollTimer
@@ -83,6 +84,7 @@ class Session(QObject):
         self.timeline = SourceTimeline(source, self.overview, self)
         self.disk_history: DiskHistory | None = None
         self.selection = SessionSelection(self)
+        self.chat_turns = ChatTurns(self)
         self.bookmarks = Bookmarks(self)
         self.bookmarks.failed.connect(self.noticed)
         self._link = link_of(source)

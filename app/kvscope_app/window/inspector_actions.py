@@ -14,6 +14,7 @@ def inspector_actions(window: WindowBody, group: str) -> list[ActionSpec]:
     finder = Finder(window.session, window)
     inspect = partial(window.focus_view, "inspector")
     window.page_map.inspect_requested.connect(inspect)
+    window.session.chat_turns.show_requested.connect(lambda _: window.focus_view("console"))
 
     def find() -> None:
         FindSheet(window, finder).show_above()

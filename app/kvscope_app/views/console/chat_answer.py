@@ -11,7 +11,7 @@ from enum import Enum, auto
 import msgspec
 
 from kvscope_app.ui.number_text import count, plural
-from kvscope_app.views.console.conversation import AnswerStats, Conversation, Ending, Message
+from kvscope_app.views.console.conversation import AnswerStats, Conversation, Ending, Message, system_digest
 from kvscope_app.views.console.scored_token import scored_tokens
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Tokens
 
@@ -52,7 +52,8 @@ class ChatAnswer:
         self._sent_s = time.monotonic()
         self._first_token_s = 0.0
         self._first_token_running_s = 0.0
-        message.stats = AnswerStats(epoch=epoch, model=model, adapter=conversation.adapter)
+        system = system_digest(conversation.system)
+        message.stats = AnswerStats(epoch=epoch, model=model, adapter=conversation.adapter, system=system)
 
     @property
     def is_ended(self) -> bool:

@@ -25,6 +25,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.load_generator.sample_prompts import sample_prompts, short_prompts
+from kvscope_app.session.chat_turns import ChatTurn
 from kvscope_app.session.session import Session
 from kvscope_app.ui.editing import edit_item
 from kvscope_app.ui.number_text import count
@@ -47,6 +48,7 @@ from kvscope_app.views.console.options_panel import OptionsPanel
 from kvscope_app.views.console.progress_text import progress_text
 from kvscope_app.views.console.prompt_estimator import PromptEstimator
 from kvscope_app.views.console.transcript import Transcript
+from kvscope_app.views.console.turn_cache import TurnCache
 from kvscope_telemetry.messages.commands import EstimatePrompt
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
@@ -85,6 +87,7 @@ class ChatPage(QWidget):
         self.list = ConversationList(self._model, self.show_row, self._delete_row)
         self.combo = ConversationCombo(self._model, self.show_row)
         self.transcript = Transcript()
+        self.turn_cache = TurnCache(session, chat, self.transcript, self)
         self.sample_buttons = SamplePromptButtons()
         self.options = OptionsPanel()
         self.composer = Composer()
@@ -113,6 +116,17 @@ class ChatPage(QWidget):
         self._show_row()
         self.options.show_conversation(conversation)
         self.show_messages()
+
+    def show_turn(self, turn: ChatTurn) -> None:
+        """Show the conversation of `turn`, on a path with its answer, and scroll to the answer."""
+        conversation = self.chat.find(turn.conversation)
+        answer = None if conversation is None else conversation.find(turn.answer)
+        if conversation is None or answer is None:
+            return
+        if answer not in conversation.path:
+            self.chat.show_path(conversation, conversation.newest_end(answer))
+        self.show_conversation(conversation)
+        self.transcript.reveal(answer.key)
 
     def new_conversation(self) -> None:
         self.show_conversation(self.chat.add_conversation(self.current))
@@ -379,6 +393,7 @@ class ChatPage(QWidget):
         if key == self.current.key:
             self.transcript.show_end(message)
             self.estimator.update_later()
+            self.turn_cache.refresh()
             self.show_status()
 
     def _on_messages(self, key: str) -> None:
@@ -412,6 +427,7 @@ class ChatPage(QWidget):
         self._pages.setCurrentIndex(1 if path else 0)
         self.transcript.show_conversation(self.current)
         self.estimator.update_later()
+        self.turn_cache.show_conversation(self.current)
         self.composer.edit.set_earlier([message.content for message in path if message.role == "user"])
         self.show_status()
 
@@ -456,6 +472,7 @@ class ChatPage(QWidget):
         self.chat.notified.connect(self.show_message)
         self.files.reported.connect(self.show_message)
         self.files.done.connect(self.done)
+        self.turn_cache.notified.connect(self.show_message)
         self.session.status_changed.connect(self.show_status)
         self.estimator.changed.connect(self.show_status)
 

@@ -10,6 +10,7 @@ from PySide6.QtCore import QCoreApplication, QSettings, QStandardPaths
 from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QTabWidget, QVBoxLayout, QWidget
 
+from kvscope_app.session.chat_turns import ChatTurn
 from kvscope_app.session.session import Session
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import empty_state
@@ -19,6 +20,7 @@ from kvscope_app.views.console.chat_page import ChatPage
 from kvscope_app.views.console.console_commands import ConsoleCommands
 from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_app.views.console.load_view import LoadView
+from kvscope_app.views.console.turn_index import TurnIndex
 
 STATUS_INTERVAL_S: Final = 5.0
 NO_ENGINE_TO_PROMPT: Final = "This is a recording: there is no engine to prompt."
@@ -41,7 +43,9 @@ class ConsoleView(View):
         self.page = ChatPage(session, self.chat)
         self.page.done.connect(self.done)
         self.commands = ConsoleCommands(self.page)
+        session.chat_turns.set_lookup(TurnIndex(self.chat).find)
         self.load = LoadView(session)
+        session.chat_turns.show_requested.connect(self.show_turn)
         self._tabs = QTabWidget()
         self._tabs.setDocumentMode(True)
         self._tabs.addTab(self.page, "Chat")
@@ -66,6 +70,10 @@ class ConsoleView(View):
     def new_conversation(self) -> None:
         self._tabs.setCurrentWidget(self.page)
         self.page.new_conversation()
+
+    def show_turn(self, turn: ChatTurn) -> None:
+        self._tabs.setCurrentWidget(self.page)
+        self.page.show_turn(turn)
 
     def rename(self) -> None:
         self._tabs.setCurrentWidget(self.page)

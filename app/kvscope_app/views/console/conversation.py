@@ -6,6 +6,7 @@ message with the same predecessor and removes nothing. The path that ends in `la
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -54,6 +55,8 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     adapter: str = ""
     stopped_s: float = 0.0
     """Part of `total_s` in which the engine was paused or suspended."""
+    system: str = ""
+    """Digest of the system prompt that was sent, "" if unknown; see `system_digest`."""
 
     @property
     def context_tokens(self) -> int:
@@ -117,6 +120,9 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     def path(self) -> list[Message]:
         """Shown messages, oldest first."""
         return self.path_to(self.last)
+
+    def find(self, key: str) -> Message | None:
+        return next((message for message in self.messages if message.key == key), None)
 
     def path_to(self, key: str) -> list[Message]:
         """Return the messages up to the one with this key, oldest first; empty for ""."""
@@ -220,6 +226,11 @@ def sampling_to_send(conversation: Conversation, model: ModelSampling) -> Sampli
     """
     sampling = conversation.sampling
     return sampling.resolved(UNKNOWN_MODEL) if model == ModelSampling() else sampling
+
+
+def system_digest(system: str) -> str:
+    """Return a digest by which system prompts of requests are compared."""
+    return hashlib.blake2b(system.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def omitted_keys(path: Sequence[Message]) -> set[str]:

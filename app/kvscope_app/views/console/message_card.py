@@ -16,9 +16,12 @@ from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.console.answer_text import ending_text, exact_time, stats_text
 from kvscope_app.views.console.attachment_widgets import AttachedFiles
 from kvscope_app.views.console.conversation import Message
+from kvscope_app.views.console.prefix_mark import PrefixMark
 from kvscope_app.views.console.scored_token import ScoredToken, unlikely_ranges
 from kvscope_app.views.console.text_body import TextBody, split_reasoning
 from kvscope_app.views.console.token_hover import TokenHover
+from kvscope_app.views.console.turn_cache_panel import TurnCachePanel
+from kvscope_app.views.console.version_row import VersionRow
 
 
 class MessageCard(QFrame):
@@ -28,8 +31,6 @@ class MessageCard(QFrame):
     """Emitted with epoch and number of the answer's request. Declared as objects, because Qt's int has 32 bits."""
     regenerate_requested = Signal()
     edit_requested = Signal()
-    version_requested = Signal(int)
-    """Emitted when the user clicks a version button, with the offset to the version to show: -1 or 1."""
 
     def __init__(self, message: Message) -> None:
         super().__init__()
@@ -56,15 +57,13 @@ class MessageCard(QFrame):
             if self._is_answer
             else tool_button("Edit", "Edit this prompt and ask again; this version and its answer are kept")
         )
-        self.previous, self.next = tool_button("‹", "Previous version"), tool_button("›", "Next version")
-        self.previous.setAccessibleName("Previous version")
-        self.next.setAccessibleName("Next version")
-        self.version = label(look="muted")
+        self.versions = VersionRow()
+        self.cache = TurnCachePanel()
+        self.prefix_mark = PrefixMark(self.body)
         for body in (self.body, self.reasoning):
             TokenHover(body, partial(self._scored_tokens, body))
         self._connect()
         self._lay_out()
-        self.show_versions(0, 1)
         self.show_whole()
 
     def show_whole(self) -> None:
@@ -106,18 +105,6 @@ class MessageCard(QFrame):
         if is_left_out != self._is_left_out:
             self._is_left_out = is_left_out
             self.show_state("")
-
-    def show_versions(self, index: int, num_versions: int) -> None:
-        """Show the number of this version, `index` (from 0) of `num_versions`, and the buttons that choose another
-        version.
-
-        The number and the buttons are hidden if there is only one version.
-        """
-        self.version.setText(f"{index + 1}/{num_versions}")
-        self.previous.setEnabled(index > 0)
-        self.next.setEnabled(index < num_versions - 1)
-        for widget in (self.previous, self.version, self.next):
-            widget.setVisible(num_versions > 1)
 
     @property
     def _left_out_text(self) -> str:
@@ -172,6 +159,8 @@ class MessageCard(QFrame):
         self.files.apply_theme(theme)
         set_icon(self.copy, "copy", theme)
         set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)
+        self.cache.apply_theme(theme)
+        self.prefix_mark.apply_theme(theme)
         is_failure = self.message.ending in ("refused", "error", "interrupted")
         self.notice.setStyleSheet(f"color: {theme.bad if is_failure else theme.muted};")
 
@@ -180,8 +169,6 @@ class MessageCard(QFrame):
         self.redo.clicked.connect(self.regenerate_requested if self._is_answer else self.edit_requested)
         self.link.clicked.connect(self._on_link)
         self.reasoning_toggle.toggled.connect(self._on_fold)
-        self.previous.clicked.connect(lambda: self.version_requested.emit(-1))
-        self.next.clicked.connect(lambda: self.version_requested.emit(1))
 
     def _on_link(self) -> None:
         self.request_clicked.emit(self.message.stats.epoch, self.message.stats.number)
@@ -196,18 +183,13 @@ class MessageCard(QFrame):
         head.addWidget(self.role_label, 1)
         for button in (self.link, self.copy, self.redo):
             head.addWidget(button)
-        versions = QHBoxLayout()  # below the text: next to the buttons above it, they would widen a narrow dock
-        versions.setSpacing(2)
-        for widget in (self.previous, self.version, self.next):
-            versions.addWidget(widget)
-        versions.addStretch(1)
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 4, 8, 10)
         column.setSpacing(4)
         column.addLayout(head)
         column.addWidget(self.files)
         column.addWidget(self.reasoning_toggle, 0, Qt.AlignmentFlag.AlignLeft)
-        for part in (self.reasoning, self.body, self.notice, self.stats):
+        for part in (self.reasoning, self.body, self.notice, self.stats, self.prefix_mark, self.cache):
             column.addWidget(part)
-        column.addLayout(versions)
+        column.addWidget(self.versions)  # next to the buttons above the text, it would widen a narrow dock
         self._on_fold(False)

@@ -6,7 +6,7 @@ from typing import Final
 
 from PySide6.QtCore import QEvent, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.console.conversation import Conversation, Message, omitted_keys
@@ -24,6 +24,10 @@ class Transcript(QScrollArea):
     edit_requested = Signal(object)
     version_requested = Signal(object)
     """Emitted when the user clicks a version button of a message, with the version (a `Message`) to show."""
+    comparison_requested = Signal(object, object)
+    """Emitted with a message and the version to compare its blocks with, None to end the comparison."""
+    block_chosen = Signal(object, int)
+    """Emitted with an answer and the index of the block that was chosen in its strip."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +141,7 @@ class Transcript(QScrollArea):
             self.cards.append(card)
         for card in self.cards:
             versions = [message.key for message in conversation.versions(card.message)]
-            card.show_versions(versions.index(card.message.key), len(versions))
+            card.versions.show_versions(versions.index(card.message.key), len(versions))
         self._show_left_out()
         self._earlier.setVisible(self._first_shown > 0)
 
@@ -160,13 +164,34 @@ class Transcript(QScrollArea):
         card.request_clicked.connect(self.request_clicked)
         card.regenerate_requested.connect(lambda: self.regenerate_requested.emit(card.message))
         card.edit_requested.connect(lambda: self.edit_requested.emit(card.message))
-        card.version_requested.connect(lambda step: self._on_version(card.message, step))
+        card.versions.version_requested.connect(lambda step: self._on_version(card.message, step))
+        card.versions.comparison_requested.connect(lambda index: self._on_comparison(card.message, index))
+        card.cache.strip.chosen.connect(lambda index: self.block_chosen.emit(card.message, index))
 
     def _on_version(self, message: Message, step: int) -> None:
         if self._conversation is not None:
             versions = self._conversation.versions(message)
             keys = [version.key for version in versions]
             self.version_requested.emit(versions[keys.index(message.key) + step])
+
+    def _on_comparison(self, message: Message, index: int) -> None:
+        if self._conversation is not None:
+            other = self._conversation.versions(message)[index] if index >= 0 else None
+            self.comparison_requested.emit(message, other)
+
+    def reveal(self, key: str) -> None:
+        """Scroll to the message with `key`, if it is on the shown path."""
+        path = [] if self._conversation is None else [message.key for message in self._conversation.path]
+        if self._conversation is None or key not in path:
+            return
+        if path.index(key) < self._first_shown:
+            self._first_shown = path.index(key)
+            self._rebuild(self._conversation)
+        self._is_following = False
+        card = next(card for card in self.cards if card.message.key == key)
+        QApplication.sendPostedEvents(self._body, QEvent.Type.LayoutRequest)  # new cards have no position before
+        self.ensureWidgetVisible(card)
+        card.body.setFocus()
 
     def _show_earlier(self) -> None:
         if self._conversation is not None:

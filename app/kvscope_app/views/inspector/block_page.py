@@ -4,11 +4,12 @@ no Qt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from kvscope_app.session.chat_turns import ChatTurn
 from kvscope_app.ui.number_text import count, num_bytes, plural
-from kvscope_app.views.inspector.facts import Fact, FactsPage, block_link, page, request_link
+from kvscope_app.views.inspector.facts import Fact, FactsPage, block_link, page, request_link, turn_link
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import CacheInfo
@@ -20,29 +21,37 @@ _MAX_NOTE_CHARS: Final = 200
 _OWNER_ROWS: Final = ("Owner", "Holds")
 
 
-def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, placeholder: str = "") -> FactsPage:
+def block_page(
+    mirror: Mirror,
+    block: int,
+    content: BlockContent | None = None,
+    placeholder: str = "",
+    find_turn: Callable[[int, int], ChatTurn | None] = lambda epoch, number: None,
+) -> FactsPage:
     """Return the page of `block`, 0 <= block < mirror.num_rows.
 
     Args:
         content: The block's tokens and text, None if unknown.
         placeholder: Text shown if `content` is None, "" for none.
+        find_turn: Function that returns the chat turn of a request by its epoch and number, None for other requests.
     """
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     size = mirror.hello.cache.block_size
     facts = block_facts(mirror, block, size)
     return page(
         facts.title,
-        ("Recurrent state" if facts.is_state else "Block", _state(mirror, facts)),
+        ("Recurrent state" if facts.is_state else "Block", _state(mirror, facts, find_turn)),
         ("In block tables", _tables(mirror, facts, mirror.hello.cache)),
         ("Neighbours in memory", _neighbours(mirror, block, size)),
         ("Text", _text(content, placeholder)),
     )
 
 
-def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
+def _state(mirror: Mirror, facts: BlockFacts, find_turn: Callable[[int, int], ChatTurn | None]) -> Iterator[Fact]:
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     cache, ledger, block, capabilities = mirror.hello.cache, mirror.ledger, facts.block, mirror.capabilities
     yield Fact("State", facts.state, tip=facts.empty_text)
+    yield from _turns(mirror, facts, find_turn)
     for name, value in facts.rows:
         if name == "Hash":
             yield Fact(name, f"{int(ledger.hash[block]):016x}", tip="Low 64 bits of the chained hash of its prefix")
@@ -62,6 +71,13 @@ def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
     elif cache.block_bytes and not facts.is_state:
         yield Fact("Size", num_bytes(cache.block_bytes), tip="Keys and values of its tokens in all layers")
     yield Fact("Index", count(block), tip="Number of the block in recordings and exports, counted over all tiers")
+
+
+def _turns(mirror: Mirror, facts: BlockFacts, find_turn: Callable[[int, int], ChatTurn | None]) -> Iterator[Fact]:
+    numbers = dict.fromkeys([*([] if facts.owner is None else [facts.owner]), *facts.holders])
+    for number in numbers:
+        if (turn := find_turn(mirror.epoch or 0, number)) is not None:
+            yield Fact("Computed in" if number == facts.owner else "Reused in", str(turn), turn_link(number))
 
 
 def _tables(mirror: Mirror, facts: BlockFacts, cache: CacheInfo) -> Iterator[Fact]:

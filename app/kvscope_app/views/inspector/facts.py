@@ -20,6 +20,8 @@ class LinkTarget(Enum):
     """`Link.number` is a time in ns since 1970."""
     FRAMES = auto()
     """`Link.number` is a number of frames to move the cursor by, negative for backwards."""
+    CHAT_TURN = auto()
+    """`Link.number` is the number of the request that computed the turn's answer."""
     EVENT = auto()
     """`Link.event` is the event. A negative `Link.number` selects the state before the event, otherwise the state after
     it.
@@ -65,6 +67,10 @@ def block_link(block: int) -> Link:
 
 def request_link(number: int) -> Link:
     return Link(LinkTarget.REQUEST, number)
+
+
+def turn_link(number: int) -> Link:
+    return Link(LinkTarget.CHAT_TURN, number)
 
 
 def time_link(time_ns: int) -> Link:

@@ -138,8 +138,9 @@ class InspectorView(View):
         lookup = block_facts(mirror, block, mirror.hello.cache.block_size).text_lookup
         texts.request(self, () if lookup is None else (lookup,))
         if lookup is None:
-            return block_page(mirror, block)
-        return block_page(mirror, block, texts.get(lookup), texts.why_not(lookup) or "…")
+            return block_page(mirror, block, find_turn=self.session.chat_turns.find)
+        placeholder = texts.why_not(lookup) or "…"
+        return block_page(mirror, block, texts.get(lookup), placeholder, self.session.chat_turns.find)
 
     def _request_page(self, number: int) -> FactsPage | None:
         mirror, texts = self.session.mirror, self.session.texts
@@ -238,6 +239,8 @@ class InspectorView(View):
         elif link.target is LinkTarget.REQUEST:
             session.selection.select_request(link.number)
             self.show_subject(REQUEST)
+        elif link.target is LinkTarget.CHAT_TURN:
+            session.chat_turns.show(session.mirror.epoch or 0, link.number)
         elif link.target is LinkTarget.TIME:
             session.timeline.go_to(link.number)
         elif link.target is LinkTarget.EVENT and link.event is not None:

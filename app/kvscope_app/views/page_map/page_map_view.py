@@ -13,6 +13,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.session.session import Session
+from kvscope_app.session.session_selection import BlockComparison
 from kvscope_app.ui.icons import icon
 from kvscope_app.ui.number_text import UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.ui.theme import Theme
@@ -24,6 +25,7 @@ from kvscope_app.views.capability_messages import SLOTS
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, STATE, ColorMode
+from kvscope_app.views.page_map.comparison_mode import comparison_mode
 from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE
@@ -73,6 +75,11 @@ class PageMapView(View):
         self._chosen_mode = self.scene.mode
         """Colour mode that the user chose, which is in effect only if the engine reports the data that the mode needs.
         """
+        self._comparison: BlockComparison | None = None
+        """Comparison for which the colours were last set. While there is one, `_comparison_mode` replaces the chosen
+        colour mode.
+        """
+        self._comparison_mode = self.scene.mode
         self._keys: Mapping[str, str] = {}
         self._modes = SegmentedControl(
             [mode.name.capitalize() for mode in COLOR_MODES], "Colour by", is_collapsible=True
@@ -90,11 +97,12 @@ class PageMapView(View):
 
     @property
     def mode(self) -> ColorMode:
-        """Colour mode in effect; `STATE` if the engine does not support the chosen one."""
-        return self.scene.mode
+        """Colour mode in effect unless texts are compared; `STATE` if the engine does not support the chosen one."""
+        return STATE if self.why_not(self._chosen_mode) else self._chosen_mode
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Colour blocks by `mode` once the engine reports the data that the mode needs."""
+        """Colour blocks by `mode` once the engine reports the data that the mode needs. Ends a comparison."""
+        self.session.selection.compare(None)
         if mode == self._chosen_mode:
             return
         self._chosen_mode = mode
@@ -254,12 +262,14 @@ class PageMapView(View):
 
     def _apply_capabilities(self) -> None:
         possible = [not self.why_not(mode) for mode in COLOR_MODES]
-        mode = STATE if self.why_not(self._chosen_mode) else self._chosen_mode
+        mode = self.mode
         for index, is_possible in enumerate(possible):
             self._modes.set_button_enabled(index, is_possible)
         self._modes.set_current(COLOR_MODES.index(mode))
         capabilities = self.session.capabilities
         self.scene.has_filled, self.scene.has_addresses = capabilities.filled, capabilities.physical_rows
+        if self._comparison is not None:
+            mode = self._comparison_mode
         if mode is not self.scene.mode:
             if mode.depends_on_step:
                 self._update_last_use(self.session.mirror)
@@ -269,6 +279,12 @@ class PageMapView(View):
 
     def _show_selection(self) -> None:
         self.canvas.show_selected(self.session.selection.block)
+        if self.session.selection.comparison is not self._comparison:
+            self._comparison = self.session.selection.comparison
+            if self._comparison is not None:
+                self._comparison_mode = comparison_mode(self._comparison)
+            self._apply_capabilities()
+            self.canvas.update()
         number = self.session.selection.request
         numbers = self.session.selection.batch if number is None else (number,)
         request_rows = [blocks_of_request(self.session.mirror, each).astype(np.uint32) for each in numbers]

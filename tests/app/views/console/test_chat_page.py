@@ -53,9 +53,9 @@ def test_regenerated_answer_keeps_the_old_one_and_its_later_turns(console, undo_
     console.finish()
     assert console.texts == ["prompt 1", "other"]
     assert driver.visible_text(console.card).count("2/2") == 1
-    console.card.previous.click()
+    console.card.versions.previous.click()
     assert console.texts == ["prompt 1", "answer 1", "prompt 2", "answer 2", "prompt 3", "answer 3"]
-    console.page.transcript.cards[1].next.click()
+    console.page.transcript.cards[1].versions.next.click()
     assert console.texts == ["prompt 1", "other"]
     ((words, back, again),) = undo_entries
     assert words == "regenerating an answer"
@@ -86,7 +86,7 @@ def test_old_versions_of_a_regenerated_answer_can_be_shown_after_a_restart(conso
     console.view.shut_down()
     again = make_console()
     assert again.texts == ["One", "second"]
-    again.card.previous.click()
+    again.card.versions.previous.click()
     assert again.texts == ["One", "first"]
 
 
@@ -100,7 +100,7 @@ def test_undo_while_an_answer_is_regenerated_aborts_it(console, undo_entries):
     console.token("ond")
     console.finish("abort")
     assert console.texts == ["One", "first"]
-    console.card.next.click()
+    console.card.versions.next.click()
     assert console.texts == ["One", "second"]
 
 

@@ -105,7 +105,7 @@ def test_prompts_sent_at_once_from_two_windows_are_both_kept_as_versions(open_wi
     assert "both versions are kept" in two.page.notice.text()
     assert two.texts == ["Hello", "Hi", "from two", "answer from two"]
     assert len(two.chat.conversations) == 1
-    two.page.transcript.cards[2].previous.click()
+    two.page.transcript.cards[2].versions.previous.click()
     assert two.texts == ["Hello", "Hi", "from one", "answer from one"]
 
 
