@@ -70,8 +70,18 @@ def group_name(group: KVGroup) -> str:
     text = _GROUP_KINDS.get(group.kind, group.kind)
     text += f" of {count(group.window)}" if group.window else ""
     text += f", {plural(group.num_layers, 'layer')}" if group.num_layers else ""
+    text += _draft_text(group)
     share = group.index_bytes / group.block_bytes if group.block_bytes else 0.0
     return text + (f", {share:.0%} of it the indexers' keys" if share else "")
+
+
+def _draft_text(group: KVGroup) -> str:
+    if not group.num_draft_layers:
+        return ""
+    if group.num_draft_layers == group.num_layers:
+        return " of a draft model"
+    number = "some" if group.num_draft_layers < 0 else count(group.num_draft_layers)
+    return f", {number} of them a draft model's"
 
 
 def map_sections(cache: CacheInfo) -> tuple[int, ...]:

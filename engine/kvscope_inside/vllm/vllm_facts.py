@@ -38,7 +38,7 @@ _KINDS: Final = (
 def hello_of(scheduler: Any, epoch: int) -> Hello:
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
     times = expanded_times(config.model_config.hf_text_config, int(config.parallel_config.tensor_parallel_size))
-    groups = tuple(_group(group, times) for group in cache.kv_cache_groups)
+    groups = tuple(kv_group(group, times) for group in cache.kv_cache_groups)
     num_blocks = len(scheduler.kv_cache_manager.block_pool.blocks)
     limits, offloading, api = scheduler.scheduler_config, offloading_of(scheduler), api_of("vllm", rank_of(scheduler))
     second = second_pool(scheduler)
@@ -102,7 +102,7 @@ def _hit_tokens(scheduler: Any) -> int:
     return int(getattr(scheduler.kv_cache_manager.coordinator, "_cache_hit_alignment_tokens", 0))
 
 
-def _group(group: Any, times: float) -> KVGroup:
+def kv_group(group: Any, times: float) -> KVGroup:
     """Convert one KV group. `times`: size of expanded keys and values divided by that of latents (MLA)."""
     spec = group.kv_cache_spec
     name = type(spec).__name__
@@ -118,7 +118,24 @@ def _group(group: Any, times: float) -> KVGroup:
         block_bytes=num_bytes,
         expanded_bytes=round(times * num_bytes) if kind == "latent" else 0,
         window=int(getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0),
+        num_draft_layers=_num_draft_layers(group),
     )
+
+
+def _num_draft_layers(group: Any) -> int:
+    """Return `KVGroup.num_draft_layers`.
+
+    vLLM 0.33 marks the specification of each layer (`is_draft`), and groups of layers of one type keep them all. Other
+    groups have only a merged specification, which has the mark of the first layer or none; `is_eagle_group` then says
+    that the group contains layers of a draft model.
+    """
+    spec, num_layers = group.kv_cache_spec, len(group.layer_names)
+    by_layer = getattr(spec, "kv_cache_specs", None)
+    if isinstance(by_layer, dict) and any(getattr(each, "is_draft", False) for each in by_layer.values()):
+        return sum(bool(getattr(by_layer.get(name), "is_draft", False)) for name in group.layer_names)
+    if getattr(spec, "is_draft", False):
+        return num_layers
+    return -1 if getattr(group, "is_eagle_group", False) else 0
 
 
 def _model(config: Any) -> ModelInfo:

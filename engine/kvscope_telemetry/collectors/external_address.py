@@ -17,7 +17,18 @@ MAX_RANKS: Final = 64
 """Maximum number of ranks that one address may name with the option `ranks`."""
 MAX_KEY_LETTERS: Final = 8192
 EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
-_OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "api_key_over_http", "model", "tokenizer")
+_OPTIONS: Final = (
+    "kv_events",
+    "replay",
+    "topic",
+    "rank",
+    "tls",
+    "ca",
+    "api_key_over_http",
+    "model",
+    "tokenizer",
+    "kv_unified",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,8 @@ class ExternalAddress:
     """Name of the model whose metrics are read; empty for the metrics of all models."""
     tokenizer: str = ""
     """Path of a tokenizer.json or its directory, or the name of a model; empty for the name of the served model."""
+    kv_unified: str = ""
+    """Whether the slots of a llama.cpp server share one KV cache (`--kv-unified`): "1" or "0"; empty if unknown."""
     api_key_over_http: bool = False
     is_announced: bool = False
     """Whether a watched engine announced this address. If so, it never gets an API key, because an engine could
@@ -91,6 +104,7 @@ class ExternalAddress:
             names_rank="rank" in options,
             model=options.get("model", ""),
             tokenizer=options.get("tokenizer", ""),
+            kv_unified=_kv_unified(engine, options.get("kv_unified", "")),
             api_key_over_http=api_key_over_http or _is_yes("api_key_over_http", options.get("api_key_over_http", "")),
             api_key=_checked_key(api_key),
         )
@@ -109,6 +123,7 @@ class ExternalAddress:
             "api_key_over_http": "1" if self.api_key_over_http else "",
             "model": self.model,
             "tokenizer": self.tokenizer,
+            "kv_unified": self.kv_unified,
         }
         query = urlencode({name: value for name, value in options.items() if value}, safe=":/*[]@")
         return f"{self.engine.scheme}://{self.authority}{self.path}" + (f"/?{query}" if query else "")
@@ -255,6 +270,13 @@ def _rank(value: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) <= len(str(MAX_RANK)) and int(value) <= MAX_RANK):
         raise BadInput(f"rank={value!r} is not accepted: the number of a data-parallel rank, 0 to {MAX_RANK}")
     return int(value)
+
+
+def _kv_unified(engine: ExternalEngine, value: str) -> str:
+    if value and not engine.publishes_slots:
+        raise BadInput(f"kv_unified={value!r} is not accepted for {engine.name}: it is an option of llama.cpp's slots")
+    _is_yes("kv_unified", value)
+    return value
 
 
 def _is_yes(name: str, value: str) -> bool:

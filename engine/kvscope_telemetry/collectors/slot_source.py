@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -24,7 +23,9 @@ from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAn
 from kvscope_telemetry.collectors.prompted_source import PromptedSource
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.scraped_page import ScrapedPage
-from kvscope_telemetry.collectors.server_facts import mapping, positive_int_or_zero, printable_text_or_empty
+from kvscope_telemetry.collectors.server_facts import mapping, printable_text_or_empty
+from kvscope_telemetry.collectors.slot_readings import SlotReading, exceed_one_context, read_slots
+from kvscope_telemetry.collectors.slot_rows import SlotRows
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
@@ -38,76 +39,22 @@ from kvscope_telemetry.transport.host_id import host_id
 POLL_S: Final = 1.0
 SLOW_POLL_S: Final = 10.0
 """Seconds between polls of the metrics, and between polls of a server that sleeps."""
-CELL_TOKENS: Final = 32
-"""Minimum number of tokens per ledger row. It is doubled until the number of rows is at most `MAX_CELLS`."""
-MAX_CELLS: Final = 8192
-MAX_SLOTS: Final = 1024
-MAX_CONTEXT: Final = 1 << 24
-MAX_CELL_TOKENS: Final = 1 << 15
-MAX_COUNT: Final = 1 << 31
 MAX_IDLE_POLLS: Final = 10
 """Number of consecutive polls of `/slots` without a running task after which only metrics are polled."""
 _NOT_ENABLED: Final = (404, 501)
 _SLEEPING: Final = "it sleeps: its slots are not read until a request wakes it"
 _NO_METRICS: Final = "the number of waiting requests is unknown: start llama-server with --metrics"
+DEFAULT_SLOTS: Final = 4
+"""Number of slots of a llama-server that was started without `-np`. Its slots then share one KV cache."""
+_ASSUMED_UNIFIED: Final = (
+    "assumed that the slots share one KV cache, as without -np, because llama-server does not report it; if not, add "
+    "?kv_unified=0 to the address"
+)
+_ASSUMED_SEPARATE: Final = (
+    "assumed that each slot has its own KV cache, because llama-server does not report it; if it runs with "
+    "--kv-unified, add ?kv_unified=1 to the address"
+)
 _ROUTER: Final = "it routes requests to other servers: attach llama://HOST:PORT/?model=NAME, or one of these servers"
-
-
-@dataclass(frozen=True, slots=True)
-class SlotReading:
-    slot: int
-    num_ctx: int
-    is_processing: bool
-    task: int
-    """Id of the slot's current or last task; -1 if it never had one."""
-    num_tokens: int
-    """Number of prompt and output tokens in the slot's KV cache."""
-    num_processed: int
-    num_cached: int
-    num_decoded: int
-    is_speculative: bool = False
-    """Whether the server decodes speculatively. A step may then add several tokens, and the slot may contain tokens
-    that are not part of the answer.
-    """
-
-
-def read_slots(answer: object) -> list[SlotReading]:
-    """Parse an answer to `/slots`. Raises ProtocolError if it is malformed."""
-    if not isinstance(answer, list) or not 0 < len(answer) <= MAX_SLOTS:
-        raise ProtocolError("/slots is no list of slots")
-    slots = [_slot(index, mapping(each)) for index, each in enumerate(answer)]
-    if len(slots) * slots[0].num_ctx > MAX_CELLS * MAX_CELL_TOKENS:
-        raise ProtocolError(f"{len(slots)} slots of {slots[0].num_ctx} tokens are more than can be drawn")
-    return slots
-
-
-def _slot(index: int, fields: Mapping[str, Any]) -> SlotReading:
-    num_ctx, task = positive_int_or_zero(fields.get("n_ctx")), fields.get("id_task")
-    if not 0 < num_ctx <= MAX_CONTEXT:
-        raise ProtocolError(f"slot {index}: n_ctx={fields.get('n_ctx')!r:.40} is not from 1 to {MAX_CONTEXT}")
-    next_tokens = fields.get("next_token")
-    token = mapping(next_tokens[0] if isinstance(next_tokens, list) and next_tokens else next_tokens)
-    is_task = isinstance(task, int) and not isinstance(task, bool) and 0 <= task < 1 << 62
-    if is_task and "n_prompt_tokens" not in fields:
-        raise ProtocolError(f"slot {index} does not say how many tokens it holds (n_prompt_tokens): newer servers do")
-    return SlotReading(
-        slot=index,
-        num_ctx=num_ctx,
-        is_processing=fields.get("is_processing") is True,
-        task=int(task or 0) if is_task else -1,
-        num_tokens=min(positive_int_or_zero(fields.get("n_prompt_tokens")), num_ctx),
-        num_processed=_count(index, fields, "n_prompt_tokens_processed", MAX_CONTEXT),
-        num_cached=_count(index, fields, "n_prompt_tokens_cache", MAX_CONTEXT),
-        num_decoded=_count(index, token, "n_decoded", MAX_COUNT),
-        is_speculative=fields.get("speculative") is True,
-    )
-
-
-def _count(index: int, fields: Mapping[str, Any], name: str, maximum: int) -> int:
-    number = positive_int_or_zero(fields.get(name))
-    if number > maximum:
-        raise ProtocolError(f"slot {index}: {name}={number} is more than {maximum}")
-    return number
 
 
 class Total:
@@ -138,13 +85,13 @@ class Total:
 class SlotState:
     """A server's slots as a `CacheState`, created from the first poll and updated by later ones."""
 
-    def __init__(self, slots: list[SlotReading], address: ExternalAddress, model: str, version: str) -> None:
+    def __init__(
+        self, slots: list[SlotReading], address: ExternalAddress, model: str, version: str, *, is_unified: bool
+    ) -> None:
         self.num_ctx = slots[0].num_ctx
-        self.cell = CELL_TOKENS
-        while len(slots) * -(-self.num_ctx // self.cell) > MAX_CELLS:
-            self.cell *= 2
-        self.num_cells = -(-self.num_ctx // self.cell)
-        """Ledger rows per slot. The rows of slot `i` start at `i * num_cells`."""
+        self._rows = SlotRows(len(slots), self.num_ctx, is_unified=is_unified)
+        self._is_assumed = len(slots) > 1 and not address.kv_unified
+        layout = f"{len(slots)} slots" + (", unified" if is_unified else "") + (", assumed" if self._is_assumed else "")
         engine, now_ns = address.engine, time.monotonic_ns()
         hello = Hello(
             epoch=secrets.randbits(48),
@@ -152,17 +99,17 @@ class SlotState:
             wall_time_ns=time.time_ns(),
             model=ModelInfo(name=model, max_model_len=self.num_ctx),
             cache=CacheInfo(
-                num_blocks=len(slots) * self.num_cells,
-                block_size=self.cell,
-                allocator=f"{len(slots)} slots",
+                num_blocks=self._rows.num_rows,
+                block_size=self._rows.cell,
+                allocator=layout,
                 prefix_caching=True,
                 max_num_seqs=len(slots),
-                slot_blocks=self.num_cells,
+                slot_blocks=self._rows.slot_rows,
             ),
             device=DeviceInfo(kind="unknown"),
             engine_version=f"{engine.name} {version}".strip(),
             host=host_id(),
-            capabilities=engine.capabilities,
+            capabilities=msgspec.structs.replace(engine.capabilities, physical_rows=not is_unified),
         )
         self.state = CacheState(hello)
         self._requests: list[KnownRequest | None] = [None] * len(slots)
@@ -176,15 +123,27 @@ class SlotState:
         """For each slot, the number of the last request reported for it."""
         self._last_cells = [(0, False, NO_OWNER)] * len(slots)
 
+    @property
+    def assumption(self) -> str:
+        """What is assumed of the slots' KV cache, for users; empty if it is known."""
+        if not self._is_assumed:
+            return ""
+        return _ASSUMED_SEPARATE if self._rows.slot_rows else _ASSUMED_UNIFIED
+
     def fits(self, slots: list[SlotReading]) -> bool:
-        """Return whether `slots` can be of the same server process. In one process, a slot that once had a task
-        always reports one.
+        """Return whether `slots` can be of the same server process and fit its assumed KV cache. In one process, a slot
+        that once had a task always reports one.
         """
         is_same = len(slots) == len(self._requests) and all(slot.num_ctx == self.num_ctx for slot in slots)
+        if self._is_assumed and not self._rows.slot_rows and exceed_one_context(slots):
+            return False
         return is_same and all(slot.task >= 0 or self._seen[slot.slot] < 0 for slot in slots)
 
     def apply(self, slots: list[SlotReading], now_ns: int) -> None:
+        for slot in slots:  # first of all slots: with a unified KV cache, others may reuse the rows
+            self.state.free_blocks(self._rows.shrink(slot.slot, slot.num_tokens))
         for slot in slots:
+            self._rows.grow(slot.slot, slot.num_tokens)
             self._update_task(slot, now_ns)
             self._update_cells(slot)
             self._seen[slot.slot] = slot.task
@@ -210,6 +169,7 @@ class SlotState:
                 self._finish(index, request, now_ns)
             self._tasks[index] = self._seen[index] = -1
             self._owners[index] = NO_OWNER
+            self.state.free_blocks(self._rows.shrink(index, 0))
             self._update_cells(SlotReading(index, self.num_ctx, False, *empty))
         self.state.totals["num_running"] = 0
 
@@ -254,10 +214,10 @@ class SlotState:
             self._update(request, slot)
 
     def _update(self, request: KnownRequest, slot: SlotReading) -> None:
-        first, num_cells = slot.slot * self.num_cells, -(-slot.num_tokens // self.cell)
-        if len(request.tables[0]) != num_cells:
-            start = min(len(request.tables[0]), num_cells)
-            request.set_table(range(first + start, first + num_cells), start=start)
+        rows, table = self._rows.of_slot(slot.slot), request.tables[0]
+        if len(table) != len(rows):
+            start = min(len(table), len(rows))
+            request.set_table(rows[start:], start=start)
         # A slot that is done may restart its count from 0.
         num_outputs = max(slot.num_decoded, request.num_output_tokens)
         if not slot.is_processing and not slot.is_speculative:  # it holds prompt and output, except for the last token
@@ -277,24 +237,21 @@ class SlotState:
         is_unreported = slot.is_processing and self._requests[slot.slot] is None
         num_before, was_processing, owner_before = self._last_cells[slot.slot]
         owner = NO_OWNER if is_unreported else self._owners[slot.slot]
-        self._last_cells[slot.slot] = slot.num_tokens, slot.is_processing, owner
-        first, end = slot.slot * self.num_cells, -(-slot.num_tokens // self.cell)
+        rows, cell = self._rows.of_slot(slot.slot), self._rows.cell
+        self._last_cells[slot.slot] = min(slot.num_tokens, len(rows) * cell), slot.is_processing, owner
         start = (
             0
             if (slot.is_processing, owner) != (was_processing, owner_before)
-            else min(num_before, slot.num_tokens) // self.cell
+            else min(num_before, slot.num_tokens) // cell
         )
-        if end > start:
-            indices = range(start, end)
+        if len(rows) > start:
             self.state.set_blocks(
-                [first + index for index in indices],
+                rows[start:],
                 state=BlockState.ACTIVE if slot.is_processing else BlockState.CACHED,
                 ref_count=int(slot.is_processing),
-                filled=[min(self.cell, slot.num_tokens - index * self.cell) for index in indices],
+                filled=[min(cell, slot.num_tokens - index * cell) for index in range(start, len(rows))],
                 owner=owner,
             )
-        freed = range(first + end, first + -(-num_before // self.cell))
-        self.state.free_blocks(list(freed))
 
 
 class SlotSource(PromptedSource):
@@ -315,6 +272,8 @@ class SlotSource(PromptedSource):
         self._metrics_s = 0.0  # time of the next scrape of the metrics, monotonic seconds
         self._has_metrics = True
         self._reading: EngineReading | None = None
+        self._has_exceeded = False
+        """Whether the slots of this server process held more tokens together than one of them may."""
         self._process_marker = ""
         """The server's `media_marker`, which changes with each start; empty if the server reports none."""
         self._failure = ""
@@ -338,7 +297,7 @@ class SlotSource(PromptedSource):
             state = SourceState.STALE
         return SourceStatus(
             state=state,
-            reason=self._failure or self._why or ("" if self._has_metrics or self._slots is None else _NO_METRICS),
+            reason=self._failure or self._why or self._unknown_text(),
             frames_received=self._num_frames,
             frames_dropped=self._updates.num_discarded,
             resyncs=self._num_restarts,
@@ -347,6 +306,11 @@ class SlotSource(PromptedSource):
             last_message_ns=self._last_sign_ns,
             adapters=self._prompter.adapters,
         )
+
+    def _unknown_text(self) -> str:
+        if self._slots is None:
+            return ""
+        return "; ".join(filter(None, ("" if self._has_metrics else _NO_METRICS, self._slots.assumption)))
 
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
         """Return block contents without tokens, because `/slots` does not report them."""
@@ -415,8 +379,13 @@ class SlotSource(PromptedSource):
     def _start_state(self, slots: list[SlotReading], props: Mapping[str, Any]) -> None:
         self._num_restarts += self._slots is not None
         facts = self._address.engine.ask_facts(lambda _: props)
-        self._slots = SlotState(slots, self._address, facts.model, facts.version)
-        self._process_marker = printable_text_or_empty(props.get("media_marker"))
+        marker = printable_text_or_empty(props.get("media_marker"))
+        self._has_exceeded = exceed_one_context(slots) or (self._has_exceeded and marker == self._process_marker)
+        is_unified = self._address.kv_unified == "1" or (
+            not self._address.kv_unified and len(slots) == DEFAULT_SLOTS and not self._has_exceeded
+        )
+        self._slots = SlotState(slots, self._address, facts.model, facts.version, is_unified=is_unified)
+        self._process_marker = marker
         self._has_metrics, self._reading, self._metrics_s = True, None, 0.0
         self._resync_wanted = True
 

@@ -16,7 +16,8 @@ import pytest
 from kvscope_telemetry import connect
 from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.llama import LLAMA_CPP
-from kvscope_telemetry.collectors.slot_source import SlotSource, read_slots
+from kvscope_telemetry.collectors.slot_readings import read_slots
+from kvscope_telemetry.collectors.slot_source import SlotSource
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
