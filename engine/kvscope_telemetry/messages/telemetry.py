@@ -104,6 +104,10 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     index_bytes: int = 0
     """Part of `block_bytes` with the indexers' keys."""
+    num_draft_layers: int = 0
+    """Number of the layers that belong to a draft model of speculative decoding; -1 if it is some of them, and unknown
+    how many.
+    """
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
