@@ -11,7 +11,7 @@ from kvscope_app.views.console.conversation_picker import ConversationCombo
 
 
 class ChatHead(QWidget):
-    """Drop-down of conversations and five buttons. During a rename, a text field replaces the drop-down."""
+    """Drop-down of conversations and six buttons. During a rename, a text field replaces the drop-down."""
 
     renamed = Signal(str)
     rename_ended = Signal()
@@ -22,6 +22,7 @@ class ChatHead(QWidget):
         self.title_line = QLineEdit()
         self.title_line.setAccessibleName("Conversation name")
         self.title_line.hide()
+        self.search = tool_button("Search", "Search conversations (Ctrl+Shift+F)")
         self.new = tool_button("New", "New conversation (Ctrl+N)")
         self.rename = tool_button("Rename", "Rename this conversation (F2)")
         self.remove = tool_button("Delete", "Delete this conversation")
@@ -40,6 +41,7 @@ class ChatHead(QWidget):
         """Hide the drop-down if `has_list`, because a list then shows the conversations."""
         self._has_list = has_list
         self._spacer.setVisible(has_list)
+        self.search.setHidden(has_list)
         self._show_title_line(False)
 
     def begin_rename(self, title: str) -> None:
@@ -62,12 +64,12 @@ class ChatHead(QWidget):
         self._draw_icons()
 
     def _draw_icons(self) -> None:
-        icons = ("plus", "pencil", "trash", "map", "gear")
+        icons = ("find", "plus", "pencil", "trash", "map", "gear")
         for name, button in zip(icons, self._buttons(), strict=True):
             set_icon(button, name, self._theme)
 
     def _buttons(self) -> tuple[QToolButton, ...]:
-        return self.new, self.rename, self.remove, self.follow, self.settings
+        return self.search, self.new, self.rename, self.remove, self.follow, self.settings
 
     def _on_renamed(self) -> None:
         if self.is_renaming:

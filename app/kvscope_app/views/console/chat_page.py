@@ -47,6 +47,7 @@ from kvscope_app.views.console.conversation_picker import ConversationCombo, Con
 from kvscope_app.views.console.options_panel import OptionsPanel
 from kvscope_app.views.console.progress_text import progress_text
 from kvscope_app.views.console.prompt_estimator import PromptEstimator
+from kvscope_app.views.console.search_panel import SearchPanel
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_app.views.console.turn_cache import TurnCache
 from kvscope_telemetry.messages.commands import EstimatePrompt
@@ -85,6 +86,7 @@ class ChatPage(QWidget):
         self._last_stats_s = 0.0
         self._model = ConversationModel(chat, self)
         self.list = ConversationList(self._model, self.show_row, self._delete_row)
+        self.search = SearchPanel(self.list, chat.folder, chat.save)
         self.combo = ConversationCombo(self._model, self.show_row)
         self.transcript = Transcript()
         self.turn_cache = TurnCache(session, chat, self.transcript, self)
@@ -140,8 +142,14 @@ class ChatPage(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        self._show_columns()
+
+    def _show_columns(self) -> None:
+        """Show the list beside the conversation if there is space, otherwise only one of them."""
         is_wide = self.width() >= scaled(MIN_WIDTH_FOR_LIST)
-        self.list.setVisible(is_wide)
+        self.search.show_with_list(is_wide)
+        self.search.setVisible(is_wide or self.search.is_open)
+        self._right.setVisible(is_wide or not self.search.is_open)
         self.head.show_with_list(is_wide)
 
     def event(self, event: QEvent) -> bool:
@@ -160,7 +168,9 @@ class ChatPage(QWidget):
             escape()
 
     def _escape_action(self) -> Callable[[], None] | None:
-        """Return the action of Esc, or None: cancel the renaming, cancel the edit, or stop the answer."""
+        """Return the action of Esc, or None: end the search, cancel the renaming or the edit, or stop the answer."""
+        if self.search.has_focus:
+            return self._end_search
         if self.head.is_renaming:
             return self.head.cancel_rename
         if self._draft.edited:
@@ -364,6 +374,25 @@ class ChatPage(QWidget):
         if restored is not None:
             self.show_conversation(restored)
 
+    def _end_search(self) -> None:
+        self.search.end()
+        self.composer.edit.setFocus()
+
+    def _open_hit(self, key: str, message_key: str) -> None:
+        """Show a conversation that was found, and scroll to the message."""
+        conversation = self.chat.open_stored(key)
+        if conversation is None:
+            self.show_message("This conversation was deleted in another window")
+            return
+        message = next((each for each in conversation.messages if each.key == message_key), None)
+        if message is not None and message not in conversation.path:
+            self.chat.show_path(conversation, conversation.newest_end(message))
+        self.show_conversation(conversation)
+        if message is not None:
+            self.transcript.scroll_to(message)
+        if not self.search.has_focus:
+            self.composer.edit.setFocus()
+
     def show_row(self, row: int) -> None:
         if 0 <= row < len(self.chat.conversations):
             self.show_conversation(self.chat.conversations[row])
@@ -444,6 +473,9 @@ class ChatPage(QWidget):
         self.undo.hide()
 
     def _connect(self) -> None:
+        self.search.opened.connect(self._open_hit)
+        self.search.activity_changed.connect(self._show_columns)
+        self.head.search.clicked.connect(self.search.start)
         self.head.new.clicked.connect(self.new_conversation)
         self.head.rename.clicked.connect(self.rename)
         self.head.renamed.connect(lambda title: self.chat.rename(self.current, title))
@@ -493,12 +525,12 @@ class ChatPage(QWidget):
         main.addWidget(self.attachments.row)
         main.addWidget(self.composer)
         main.addWidget(self.context)
-        right = QWidget()
-        right.setLayout(main)
+        self._right = QWidget()
+        self._right.setLayout(main)
         split = QSplitter()
         split.setChildrenCollapsible(False)
-        split.addWidget(self.list)
-        split.addWidget(right)
+        split.addWidget(self.search)
+        split.addWidget(self._right)
         split.setStretchFactor(1, 1)
         split.setSizes([scaled(_LIST_WIDTH), scaled(MIN_WIDTH_FOR_LIST)])
         row = QHBoxLayout(self)

@@ -30,6 +30,7 @@ def console_actions(views: Mapping[str, View], group: str) -> list[ActionSpec]:
             shortcuts=("Ctrl+N",),
             starts_section=True,
         ),
+        spec(name="search_chats", text="Search conversations", run=command("search"), shortcuts=("Ctrl+Shift+F",)),
         spec(name="next_chat", text="Next conversation", run=command("show_next"), shortcuts=("Ctrl+PgDown",)),
         spec(
             name="previous_chat", text="Previous conversation", run=command("show_previous"), shortcuts=("Ctrl+PgUp",)

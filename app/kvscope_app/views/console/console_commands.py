@@ -14,6 +14,9 @@ class ConsoleCommands:
     def __init__(self, page: ChatPage) -> None:
         self._page = page
 
+    def search(self) -> None:
+        self._page.search.start()
+
     def show_next(self) -> None:
         self._move(1)
 

@@ -19,7 +19,7 @@ from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.conversation import Conversation, Draft
 from kvscope_app.views.console.conversation_export import to_json, to_markdown
 from kvscope_app.views.console.conversation_import import is_same, read_conversations, unused_key
-from kvscope_app.views.console.stored_conversations import read_stored
+from kvscope_app.views.console.stored_conversations import read_stored, stored_revisions
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.whole_file import write_whole
 
@@ -164,7 +164,7 @@ def _write(path: Path, conversations: Callable[[], list[Conversation]]) -> str:
 
 
 def _with_stored(loaded: list[Conversation], folder: Path) -> list[Conversation]:
-    by_key = {stored.conversation.key: stored.conversation for stored in read_stored(folder)}
+    by_key = {stored.key: stored for stored in read_stored(folder, stored_revisions(folder))}
     by_key |= {conversation.key: conversation for conversation in loaded}
     return sorted(by_key.values(), key=lambda conversation: -conversation.changed_s)
 

@@ -28,6 +28,8 @@ _LAST_TIME_S: Final = 253_402_300_799.0
 """End of the year 9999, in seconds since 1970."""
 _MAX_INTEGER: Final = (1 << 63) - 1
 _MAX_TOKEN_ID: Final = (1 << 31) - 1
+_MAX_LOGPROB: Final = 0.01
+"""Above 0 by what rounding may add."""
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ROLES: Final[dict[str, Literal["user", "assistant"]]] = {
     "user": "user",
@@ -192,6 +194,10 @@ def _check_message(message: Message, number: int) -> None:
         raise BadInput(f"conversation {number}: time {message.written_s!r:.40} is not between 1970 and 9999")
     if any(not 0 <= token <= _MAX_TOKEN_ID for token in message.token_ids):
         raise BadInput(f"conversation {number}: a token id is not between 0 and {count(_MAX_TOKEN_ID)}")
+    for scored in message.scored_tokens:
+        logprobs = (scored.logprob, *(logprob for _, logprob in scored.top))
+        if not 0 <= scored.start <= len(message.content) or not all(_is_logprob(each) for each in logprobs):
+            raise BadInput(f"conversation {number}: log-probabilities {scored!r:.80} are not accepted")
     for name, value in _figures(message):
         if not 0 <= value <= _MAX_INTEGER or not math.isfinite(value):
             raise BadInput(f"conversation {number}: {name} {value!r:.40} is not accepted")
@@ -200,6 +206,10 @@ def _check_message(message: Message, number: int) -> None:
 def _figures(message: Message) -> Sequence[tuple[str, float]]:
     stats = msgspec.structs.asdict(message.stats)
     return [(name, value) for name, value in stats.items() if isinstance(value, int | float)]
+
+
+def _is_logprob(value: float) -> bool:
+    return math.isfinite(value) and value <= _MAX_LOGPROB
 
 
 def _is_time(time_s: float) -> bool:

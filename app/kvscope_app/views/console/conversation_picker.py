@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import date
 from typing import Any, Final
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, QSize, Qt
@@ -25,6 +26,7 @@ from kvscope_app.ui.editing import edit_item
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
+from kvscope_app.views.console.answer_text import exact_time
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.conversation import Conversation
 
@@ -32,6 +34,7 @@ Index = QModelIndex | QPersistentModelIndex
 
 DATE_ROLE: Final = Qt.ItemDataRole.UserRole
 """Item role with the time of a conversation's last change as text."""
+_WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _GAP_PX: Final = 10
 """Space in pixels between a title and its date, and between the date and the right edge."""
 _TITLE_MARGINS_PX: Final = 10
@@ -68,7 +71,7 @@ class ConversationModel(QAbstractListModel):
         if role == Qt.ItemDataRole.EditRole:
             return conversation.title
         if role == Qt.ItemDataRole.ToolTipRole:
-            last = "An answer is being written" if is_writing else date_text(conversation.changed_s)
+            last = "An answer is being written" if is_writing else exact_time(conversation.changed_s)
             return plain_tip(f"{conversation.title}\n{last}")
         if role == DATE_ROLE:
             return date_text(conversation.changed_s)
@@ -114,10 +117,18 @@ class TitleDelegate(QStyledItemDelegate):
 
 
 def date_text(changed_s: float, now_s: float | None = None) -> str:
-    """Return the local time of day if `changed_s` is today, else the date. Both arguments are seconds since 1970."""
+    """Return when a conversation changed: the local time of day, `Yesterday`, a weekday of the last week, or the date.
+
+    Both arguments are seconds since 1970.
+    """
     changed, today = time.localtime(changed_s), time.localtime(now_s)
-    if changed[:3] == today[:3]:
+    num_days = date(*today[:3]).toordinal() - date(*changed[:3]).toordinal()
+    if num_days == 0:
         return f"{changed.tm_hour:02}:{changed.tm_min:02}"
+    if num_days == 1:
+        return "Yesterday"
+    if 1 < num_days < len(_WEEKDAYS):
+        return _WEEKDAYS[changed.tm_wday]
     return f"{changed.tm_year}-{changed.tm_mon:02}-{changed.tm_mday:02}"
 
 

@@ -456,7 +456,9 @@ def test_conversation_list_popup_is_as_wide_as_its_titles(console):
     assert combo.popup_width > title > 160
 
 
-def test_date_text_shows_the_time_of_today_or_a_date():
+def test_date_text_is_relative_within_a_week():
     now = time.mktime((2026, 11, 29, 16, 5, 0, 0, 0, -1))
     assert date_text(now, now) == "16:05"
-    assert date_text(now - 86_400, now) == "2026-11-28"
+    assert date_text(now - 86_400, now) == "Yesterday"
+    assert date_text(now - 3 * 86_400, now) == "Thursday"
+    assert date_text(now - 7 * 86_400, now) == "2026-11-22"
