@@ -45,6 +45,8 @@ from kvscope_app.views.console.conversation import Conversation, Draft, Message,
 from kvscope_app.views.console.conversation_files import ConversationFiles
 from kvscope_app.views.console.conversation_picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.options_panel import OptionsPanel
+from kvscope_app.views.console.preset_bar import PresetBar
+from kvscope_app.views.console.presets import PresetStore
 from kvscope_app.views.console.progress_text import progress_text
 from kvscope_app.views.console.prompt_estimator import PromptEstimator
 from kvscope_app.views.console.search_panel import SearchPanel
@@ -92,6 +94,9 @@ class ChatPage(QWidget):
         self.turn_cache = TurnCache(session, chat, self.transcript, self)
         self.sample_buttons = SamplePromptButtons()
         self.options = OptionsPanel()
+        self.presets = PresetBar(
+            PresetStore(chat.folder), lambda: self.current, chat.find, self._show_options, self.show_message
+        )
         self.composer = Composer()
         self.attachments = PromptAttachments(
             self.composer, lambda: self._draft, self._on_attachments, self.show_message
@@ -106,6 +111,7 @@ class ChatPage(QWidget):
         self._lay_out()
         self._connect()
         self.show_message("  ".join(chat.warnings))
+        self.presets.apply_default(self.current)
         self.show_conversation(self.current)
 
     def show_conversation(self, conversation: Conversation) -> None:
@@ -131,7 +137,9 @@ class ChatPage(QWidget):
         self.transcript.reveal(answer.key)
 
     def new_conversation(self) -> None:
-        self.show_conversation(self.chat.add_conversation(self.current))
+        added = self.chat.add_conversation(self.presets.template(self.current))
+        self.presets.apply_default(added)
+        self.show_conversation(added)
         self.composer.edit.setFocus()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -315,9 +323,17 @@ class ChatPage(QWidget):
     def _on_follow(self, is_on: bool) -> None:
         self.chat.follow_on_map = is_on
 
+    def _show_options(self, conversation: Conversation) -> None:
+        """Show options that a preset changed."""
+        self.chat.mark_changed(conversation)
+        if conversation is self.current:
+            self.options.show_conversation(conversation)
+            self.show_status()
+
     def _on_options(self) -> None:
         self.chat.mark_changed(self.current)
         self.estimator.update_later()
+        self.presets.show_current()
         self.show_status()
 
     def _on_edit(self, prompt: Message) -> None:
@@ -505,6 +521,7 @@ class ChatPage(QWidget):
         self.files.reported.connect(self.show_message)
         self.files.done.connect(self.done)
         self.turn_cache.notified.connect(self.show_message)
+        self.presets.done.connect(self.done)
         self.session.status_changed.connect(self.show_status)
         self.estimator.changed.connect(self.show_status)
 
@@ -539,6 +556,7 @@ class ChatPage(QWidget):
 
     def _options_area(self) -> QScrollArea:
         self._options = QScrollArea()
+        self.options.column.insertWidget(0, self.presets)
         self._options.setWidget(self.options)
         self._options.setWidgetResizable(True)
         self._options.setFrameShape(QScrollArea.Shape.NoFrame)

@@ -252,7 +252,7 @@ class OptionsPanel(QWidget):
         stop_row = QHBoxLayout()
         stop_row.addWidget(self.stop, 1)
         stop_row.addWidget(self.reset)
-        column_layout = QVBoxLayout(self)
+        self.column = column_layout = QVBoxLayout(self)
         column_layout.setContentsMargins(10, 6, 10, 8)
         column_layout.setSpacing(6)
         column_layout.addWidget(self.system)

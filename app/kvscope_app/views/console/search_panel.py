@@ -96,6 +96,10 @@ class SearchPanel(QWidget):
             return
         self._save()
         self._searched = query
+        if self._stack.currentIndex() == 0:  # the first search reads all conversations
+            self.results.clear()
+            self.status.setText("Searching…")
+            self._stack.setCurrentIndex(1)
         self._task = Background(lambda _progress: self._index.search(query), "kvscope-conversation-search")
         self._poll_timer.start()
 
