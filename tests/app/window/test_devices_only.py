@@ -6,7 +6,7 @@ from tests.app import window_driver as driver
 
 from kvscope_app.setting_names import LAYOUT_VERSION, layout_name
 from kvscope_app.views.capability_messages import DEVICES_ALONE
-from kvscope_app.views.console.chat_page import SamplePromptButton
+from kvscope_app.views.console.sample_prompt_buttons import SamplePromptButton
 from kvscope_app.views.prefixes.prefixes_view import NO_POOL
 from kvscope_engine.server.device_publisher import DEVICES_ONLY as ALONE
 

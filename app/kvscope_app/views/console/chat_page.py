@@ -13,11 +13,8 @@ from typing import Final
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import (
-    QApplication,
     QHBoxLayout,
-    QPushButton,
     QScrollArea,
-    QSizePolicy,
     QSplitter,
     QStackedWidget,
     QVBoxLayout,
@@ -29,7 +26,6 @@ from kvscope_app.session.chat_turns import ChatTurn
 from kvscope_app.session.session import Session
 from kvscope_app.ui.editing import edit_item
 from kvscope_app.ui.number_text import count
-from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import label, tool_button
 from kvscope_app.ui.zoom import scaled
@@ -49,6 +45,7 @@ from kvscope_app.views.console.preset_bar import PresetBar
 from kvscope_app.views.console.presets import PresetStore
 from kvscope_app.views.console.progress_text import progress_text
 from kvscope_app.views.console.prompt_estimator import PromptEstimator
+from kvscope_app.views.console.sample_prompt_buttons import SamplePromptButtons
 from kvscope_app.views.console.search_panel import SearchPanel
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_app.views.console.turn_cache import TurnCache
@@ -56,8 +53,6 @@ from kvscope_telemetry.messages.commands import EstimatePrompt
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
-NUM_SAMPLE_PROMPTS = 3
-_TEXT_MARGINS = 34
 MIN_WIDTH_FOR_LIST = 640
 STATS_INTERVAL_S = 0.2
 _NOT_READY = {
@@ -328,6 +323,7 @@ class ChatPage(QWidget):
         self.chat.mark_changed(conversation)
         if conversation is self.current:
             self.options.show_conversation(conversation)
+            self.estimator.update_later()
             self.show_status()
 
     def _on_options(self) -> None:
@@ -589,62 +585,3 @@ def _is_escape(event: QEvent) -> bool:
         and event.key() == Qt.Key.Key_Escape
         and event.modifiers() == Qt.KeyboardModifier.NoModifier
     )
-
-
-# Sample prompts, shown in an empty conversation.
-class SamplePromptButtons(QWidget):
-    """Buttons with sample prompts. A click sends the prompt; Shift and a click insert it into the prompt field for
-    editing.
-    """
-
-    chosen = Signal(str)
-    edit_requested = Signal(str)
-
-    def __init__(self) -> None:
-        super().__init__()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 24, 12, 24)
-        column.setSpacing(8)
-        column.addStretch(1)
-        self._hint = hint = label("Ask the model something and watch the cache answer.", "muted", wraps=True)
-        hint.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        column.addWidget(hint)
-        for prompt in short_prompts(sample_prompts())[:NUM_SAMPLE_PROMPTS]:
-            column.addWidget(self._button(prompt))
-        column.addStretch(2)
-
-    def set_available(self, can_be_sent: bool) -> None:
-        for widget in (self._hint, *self.findChildren(SamplePromptButton)):
-            widget.setVisible(can_be_sent)
-
-    def _button(self, prompt: str) -> QPushButton:
-        button = SamplePromptButton(prompt)
-        button.clicked.connect(lambda: self._choose(prompt))
-        return button
-
-    def _choose(self, prompt: str) -> None:
-        is_shifted = QApplication.keyboardModifiers() & Qt.KeyboardModifier.ShiftModifier
-        (self.edit_requested if is_shifted else self.chosen).emit(prompt)
-
-
-class SamplePromptButton(QPushButton):
-    def __init__(self, prompt: str) -> None:
-        super().__init__()
-        self._prompt = prompt
-        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.setToolTip(plain_tip(f"{prompt}\n\nClick to send, Shift+click to edit first"))
-        self.setAccessibleName(prompt)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._elide()
-
-    def changeEvent(self, event: QEvent) -> None:
-        super().changeEvent(event)
-        if event.type() in (QEvent.Type.FontChange, QEvent.Type.StyleChange):
-            self._elide()
-
-    def _elide(self) -> None:
-        width = self.width() - _TEXT_MARGINS
-        elided = self.fontMetrics().elidedText(self._prompt, Qt.TextElideMode.ElideRight, width)
-        self.setText(elided.replace("&", "&&"))  # a single & marks a mnemonic

@@ -11,10 +11,10 @@ from PySide6.QtGui import QGuiApplication
 from tests.app import window_driver as driver
 
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.console.chat_page import SamplePromptButton
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.conversation_store import ConversationStore
+from kvscope_app.views.console.sample_prompt_buttons import SamplePromptButton
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
