@@ -21,7 +21,6 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.load_generator.sample_prompts import sample_prompts, short_prompts
 from kvscope_app.session.chat_turns import ChatTurn
 from kvscope_app.session.session import Session
 from kvscope_app.ui.editing import edit_item
@@ -124,12 +123,14 @@ class ChatPage(QWidget):
         """Show the conversation of `turn`, on a path with its answer, and scroll to the answer."""
         conversation = self.chat.find(turn.conversation)
         answer = None if conversation is None else conversation.find(turn.answer)
-        if conversation is None or answer is None:
-            return
-        if answer not in conversation.path:
-            self.chat.show_path(conversation, conversation.newest_end(answer))
+        if conversation is not None and answer is not None:
+            self._reveal(conversation, answer)
+
+    def _reveal(self, conversation: Conversation, message: Message) -> None:
+        if message not in conversation.path:
+            self.chat.show_path(conversation, conversation.newest_end(message))
         self.show_conversation(conversation)
-        self.transcript.reveal(answer.key)
+        self.transcript.reveal(message.key)
 
     def new_conversation(self) -> None:
         added = self.chat.add_conversation(self.presets.template(self.current))
@@ -396,13 +397,11 @@ class ChatPage(QWidget):
         if conversation is None:
             self.show_message("This conversation was deleted in another window")
             return
-        message = next((each for each in conversation.messages if each.key == message_key), None)
-        if message is not None and message not in conversation.path:
-            self.chat.show_path(conversation, conversation.newest_end(message))
-        self.show_conversation(conversation)
+        message = conversation.find(message_key)
         if message is not None:
-            self.transcript.scroll_to(message)
-        if not self.search.has_focus:
+            self._reveal(conversation, message)
+        else:
+            self.show_conversation(conversation)
             self.composer.edit.setFocus()
 
     def show_row(self, row: int) -> None:

@@ -67,20 +67,6 @@ class Transcript(QScrollArea):
             self._is_following = True
         self._rebuild(conversation)
 
-    def scroll_to(self, message: Message) -> None:
-        """Scroll so that a message of the shown path is at the top, and keep it there while heights are computed."""
-        if self._conversation is None:
-            return
-        keys = [each.key for each in self._conversation.path]
-        if message.key not in keys:
-            return
-        self._is_following = False
-        self._first_shown = min(self._first_shown, keys.index(message.key))
-        self._rebuild(self._conversation)
-        self._target = next((card for card in self.cards if card.message.key == message.key), None)
-        self._body.adjustSize()
-        self._scroll_to_target()
-
     def show_text(self, message: Message) -> None:
         if (card := self._card_of(message)) is not None:
             card.show_text()
@@ -135,7 +121,6 @@ class Transcript(QScrollArea):
         self.to_end.place()
 
     def _rebuild(self, conversation: Conversation) -> None:
-        self._target = None
         path = conversation.path
         # the path of another version may be shorter
         self._first_shown = min(self._first_shown, max(len(path) - MESSAGES_PER_PAGE, 0))
@@ -217,18 +202,9 @@ class Transcript(QScrollArea):
     def _on_range(self, _low: int, high: int) -> None:
         if self._is_following:
             self.verticalScrollBar().setValue(high)
-        elif self._target is not None:
-            self._scroll_to_target()
         self.to_end.show_position(is_at_end=self._is_at_end)
 
-    def _scroll_to_target(self) -> None:
-        target, self._target = self._target, None
-        if target is not None:
-            self.verticalScrollBar().setValue(target.y() - self._column.spacing())
-            self._target, self._is_following = target, False
-
     def _on_scrolled(self, _value: int) -> None:
-        self._target = None
         self._is_following = self._is_at_end
         self.to_end.show_position(is_at_end=self._is_at_end)
 
