@@ -12,14 +12,14 @@ from PySide6.QtWidgets import QComboBox, QHBoxLayout, QInputDialog, QMenu, QTool
 
 from kvscope_app.ui.widget_factories import label, tool_button
 from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation
-from kvscope_app.views.console.presets import Preset, PresetStore, is_built_in
+from kvscope_app.views.console.presets import OptionsPreset, PresetStore, is_built_in
 from kvscope_telemetry.errors import KvscopeError
 
 _CUSTOM: Final = "Custom"
 
 
 class PresetBar(QWidget):
-    """Preset of the conversation that `conversation()` returns.
+    """OptionsPreset of the conversation that `conversation()` returns.
 
     `show_options` is called with a conversation whose options were changed here, and `report` with a sentence for the
     user.
@@ -39,7 +39,7 @@ class PresetBar(QWidget):
         super().__init__()
         self._store, self._conversation, self._find = store, conversation, find
         self._show_options, self._report = show_options, report
-        self._presets: list[Preset] = []
+        self._presets: list[OptionsPreset] = []
         self._default_name = ""
         self.box = QComboBox()
         self.box.setAccessibleName("Preset")
@@ -76,14 +76,14 @@ class PresetBar(QWidget):
         self.box.setCurrentIndex(0 if current is None else 1 + self._presets.index(current))
 
     @property
-    def current(self) -> Preset | None:
-        """Preset that the conversation's options are equal to, or None."""
+    def current(self) -> OptionsPreset | None:
+        """OptionsPreset that the conversation's options are equal to, or None."""
         conversation = self._conversation()
         return next((p for p in reversed(self._presets) if _is_applied(p, conversation)), None)
 
-    def apply(self, preset: Preset) -> None:
+    def apply(self, preset: OptionsPreset) -> None:
         conversation = self._conversation()
-        before = Preset(name="", system=conversation.system, sampling=conversation.sampling)
+        before = OptionsPreset(name="", system=conversation.system, sampling=conversation.sampling)
         self._set(conversation.key, preset)
         self.done.emit(
             f"applying the preset “{preset.name}”",
@@ -94,7 +94,7 @@ class PresetBar(QWidget):
     def save_as(self, name: str) -> None:
         """Save the conversation's options under a name. Replacing a preset can be undone."""
         conversation = self._conversation()
-        preset = Preset(name=name.strip(), system=conversation.system, sampling=conversation.sampling)
+        preset = OptionsPreset(name=name.strip(), system=conversation.system, sampling=conversation.sampling)
         before = next((each for each in self._presets if each.name == preset.name), None)
         if self._change(partial(self._store.save, preset)) and before is not None:
             save = partial(self._store.save, preset)
@@ -108,7 +108,7 @@ class PresetBar(QWidget):
             undo = partial(self._change, partial(self._store.rename, new_name, name))
             self.done.emit(f"renaming the preset “{name}”", undo, change)
 
-    def delete(self, preset: Preset) -> None:
+    def delete(self, preset: OptionsPreset) -> None:
         default_name = self._default_name
 
         def restore() -> None:
@@ -158,7 +158,7 @@ class PresetBar(QWidget):
         else:
             self.show_current()
 
-    def _set(self, key: str, preset: Preset) -> None:
+    def _set(self, key: str, preset: OptionsPreset) -> None:
         conversation = self._find(key)
         if conversation is not None:
             if preset.system is not None:
@@ -167,7 +167,7 @@ class PresetBar(QWidget):
             self._show_options(conversation)
         self.show_current()
 
-    def _default(self) -> Preset | None:
+    def _default(self) -> OptionsPreset | None:
         self._try(self._load)
         return next((preset for preset in self._presets if preset.name == self._default_name), None)
 
@@ -207,6 +207,6 @@ class PresetBar(QWidget):
         return dialog
 
 
-def _is_applied(preset: Preset, conversation: Conversation) -> bool:
+def _is_applied(preset: OptionsPreset, conversation: Conversation) -> bool:
     has_same_system = preset.system is None or preset.system == conversation.system
     return has_same_system and preset.sampling == conversation.sampling

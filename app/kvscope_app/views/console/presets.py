@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS default_preset (id INTEGER PRIMARY KEY CHECK (id = 1)
 )
 
 
-class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OptionsPreset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     system: str | None = None
     """System prompt; None leaves that of the conversation."""
@@ -35,9 +35,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 BUILT_IN_PRESETS: Final = (
-    Preset(name="Precise (greedy)", sampling=SamplingParams(temperature=0.0, max_tokens=512)),
-    Preset(name="Balanced", sampling=SamplingParams(temperature=0.7, top_p=0.95, max_tokens=512)),
-    Preset(name="Creative", sampling=SamplingParams(temperature=1.1, top_p=1.0, min_p=0.05, max_tokens=1024)),
+    OptionsPreset(name="Precise (greedy)", sampling=SamplingParams(temperature=0.0, max_tokens=512)),
+    OptionsPreset(name="Balanced", sampling=SamplingParams(temperature=0.7, top_p=0.95, max_tokens=512)),
+    OptionsPreset(name="Creative", sampling=SamplingParams(temperature=1.1, top_p=1.0, min_p=0.05, max_tokens=1024)),
 )
 _BUILT_IN_NAMES: Final = frozenset(preset.name for preset in BUILT_IN_PRESETS)
 
@@ -55,20 +55,20 @@ class PresetStore:
     def __init__(self, folder: Path) -> None:
         self._path = folder / PRESETS_FILE
 
-    def load(self) -> list[Preset]:
+    def load(self) -> list[OptionsPreset]:
         """Return the built-in presets, and then the user's by name. Unreadable ones are skipped."""
         presets = []
         if self._path.exists():
             with self._open("read") as database:
                 for (data,) in database.execute("SELECT data FROM presets").fetchall():
                     with suppress(ValueError, msgspec.MsgspecError):  # of a later version; it stays in the file
-                        presets.append(msgspec.json.decode(data, type=Preset))
+                        presets.append(msgspec.json.decode(data, type=OptionsPreset))
         return [*BUILT_IN_PRESETS, *sorted(presets, key=lambda preset: preset.name.casefold())]
 
-    def find(self, name: str) -> Preset | None:
+    def find(self, name: str) -> OptionsPreset | None:
         return next((preset for preset in self.load() if preset.name == name), None)
 
-    def save(self, preset: Preset) -> None:
+    def save(self, preset: OptionsPreset) -> None:
         """Add a preset, or replace the user's preset of the same name. Raises BadInput for an unusable name."""
         _check_name(preset.name)
         with self._open("saved") as database:
@@ -121,7 +121,7 @@ class PresetStore:
             raise KvscopeError(f"the presets were not {participle}: {reason}") from error
 
 
-def _write(database: sqlite3.Connection, preset: Preset) -> None:
+def _write(database: sqlite3.Connection, preset: OptionsPreset) -> None:
     database.execute("INSERT OR REPLACE INTO presets VALUES (?, ?)", (preset.name, msgspec.json.encode(preset)))
 
 

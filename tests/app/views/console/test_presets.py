@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_app.views.console.presets import BUILT_IN_PRESETS, PRESETS_FILE, Preset, PresetStore
+from kvscope_app.views.console.presets import BUILT_IN_PRESETS, PRESETS_FILE, OptionsPreset, PresetStore
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -76,12 +76,12 @@ def test_deleting_renaming_and_replacing_a_preset_can_be_undone(console, store, 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 61, "Balanced"])
 def test_unusable_name_is_refused(store, name):
     with pytest.raises(BadInput):
-        store.save(Preset(name=name, sampling=SamplingParams()))
+        store.save(OptionsPreset(name=name, sampling=SamplingParams()))
 
 
 def test_rename_to_a_taken_name_is_refused(store):
     for name in ("A", "B"):
-        store.save(Preset(name=name, sampling=SamplingParams()))
+        store.save(OptionsPreset(name=name, sampling=SamplingParams()))
     with pytest.raises(BadInput, match="already a preset 'B'"):
         store.rename("A", "B")
     assert own_names(store) == ["A", "B"]
