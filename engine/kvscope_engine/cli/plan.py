@@ -12,6 +12,7 @@ import msgspec
 from kvscope_engine.cli.lazy_engine import quick_imports
 from kvscope_engine.cli.quick_transformers import import_transformers
 from kvscope_engine.command_parser import CommandParser, number, parse_int, parse_size
+from kvscope_engine.planning.stored_plans import plan_identity, store_answers, stored_answers
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES, PlanAnswer
 from kvscope_telemetry.messages.what_if import Complaint
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LENGTHS: Final = "1024,4096,16384"
 MAX_LENGTHS: Final = 16
+_NO_OPTIONS: Final = frozenset({"command", "debug", "json", "lines", "model", "run"})
+"""Arguments that do not change the plan; `model` is identified by its configuration."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -95,6 +98,18 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
     if args.gpu_memory is None:
         raise BadInput("--gpu-memory is missing: the memory of one GPU with its unit, as 24GiB")
     lengths = _lengths(args.lengths)
+    identity = plan_identity(args.model, {name: value for name, value in vars(args).items() if name not in _NO_OPTIONS})
+    answers = stored_answers(identity)
+    if answers:
+        yield from answers
+        return
+    for answer in _new_answers(args, lengths):
+        answers.append(answer)
+        yield answer
+    store_answers(identity, answers)
+
+
+def _new_answers(args: argparse.Namespace, lengths: tuple[int, ...]) -> Iterator[PlanAnswer]:
     with quick_imports():
         import_transformers()
         question, training = _serving_question(args), _training_question(args)
