@@ -77,12 +77,11 @@ def find_break(
             f"{count(turn.num_cached_tokens)} tokens were cached" if turn.num_cached_tokens else "nothing was cached"
         )
         return PrefixBreak(f"First turn: {found}")
-    if previous.answer.stats.epoch != stats.epoch:
-        return PrefixBreak("Prefix not found: the engine was restarted since the previous turn")
     if turn.num_cached_tokens >= _num_reusable_tokens(turn, previous, block_size):
         return edited
-    reason = _reason(turn, previous, block_size)
-    return PrefixBreak(f"Prefix found up to token {count(_position(turn))}: {reason}") if reason else None
+    is_restarted = previous.answer.stats.epoch != stats.epoch  # blocks on disk may be found all the same
+    reason = "the engine was restarted" if is_restarted else _reason(turn, previous, block_size)
+    return PrefixBreak(f"{_found_text(turn)}: {reason}") if reason else None
 
 
 def _num_reusable_tokens(turn: TurnRequest, previous: TurnRequest, block_size: int) -> int:
@@ -102,6 +101,11 @@ def _position(turn: TurnRequest) -> int:
     return turn.num_cached_tokens
 
 
+def _found_text(turn: TurnRequest) -> str:
+    position = _position(turn)
+    return f"Prefix found up to token {count(position)}" if position else "Prefix not found"
+
+
 def _reason(turn: TurnRequest, previous: TurnRequest, block_size: int) -> str:
     stats, previous_stats = turn.answer.stats, previous.answer.stats
     if stats.adapter != previous_stats.adapter:
@@ -111,7 +115,7 @@ def _reason(turn: TurnRequest, previous: TurnRequest, block_size: int) -> str:
     next_block = turn.num_cached_tokens // block_size
     hashes = [_hash_at(chain, next_block) for chain in (turn.hashes, previous.hashes)]
     if all(hashes) and hashes[0] == hashes[1]:
-        return "the next block was no longer cached"
+        return "the next block was no longer cached" if next_block else "its blocks were no longer cached"
     if not all(hashes) and (turn.miss is None or turn.miss.missed != "differs"):
         return "" if turn.miss is None else miss_text(turn.miss)
     if stats.system and previous_stats.system and stats.system != previous_stats.system:
@@ -135,7 +139,7 @@ def _hash_at(chain: Hashes | None, index: int) -> int:
 
 def _edit_break(turn: TurnRequest, prompt: Message, offset: int) -> PrefixBreak:
     if reported := _reported_reason(turn):
-        return PrefixBreak(f"Prefix found up to token {count(_position(turn))}: {reported}")
+        return PrefixBreak(f"{_found_text(turn)}: {reported}")
     offset -= len(prompt.sent_text) - len(prompt.content)  # attached files are sent before the text
     if offset < 0:
         return PrefixBreak("The prefix ends in the attached files: edited prompt")

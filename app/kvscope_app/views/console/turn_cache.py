@@ -114,7 +114,9 @@ class TurnCache(QObject):
 
     def _show_blocks(self, card: MessageCard, mirror: Mirror, index: HashIndex, previous: Message | None) -> None:
         stats = card.message.stats
-        if not card.message.ending and self._session.live_mirror.requests.row_of(stats.number) is None:
+        if mirror.hello is None:
+            blocks = no_blocks("")  # a line on each card would only repeat that the model is loading
+        elif not card.message.ending and self._session.live_mirror.requests.row_of(stats.number) is None:
             blocks = no_blocks("")  # the engine has not reported its request yet
         elif not stats.number and not stats.num_prompt_tokens:
             blocks = no_blocks("")  # not accepted, so that there was no request

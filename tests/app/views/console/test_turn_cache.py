@@ -231,7 +231,8 @@ def test_edited_prompt_is_marked_where_it_differs_from_the_earlier_version(conso
             "token 75: the previous answer was tokenised differently, since it was sent as text",
         ),
         ({"cached": 32, "adapter": "sql"}, {}, "another LoRA adapter was chosen"),
-        ({"cached": 0}, {"epoch": 1}, "the engine was restarted since the previous turn"),
+        ({"cached": 0}, {"epoch": 1}, "Prefix not found: the engine was restarted"),
+        ({"cached": 96}, {"epoch": 1}, None),
         ({"cached": 32}, {"hashes": None}, None),
     ],
 )
