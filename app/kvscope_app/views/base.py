@@ -36,6 +36,9 @@ class View(QWidget):
     """Emitted after an undoable action, with a description ("deleting the chat") and functions that undo and redo it.
     """
 
+    view_requested = Signal(str)
+    """Emitted with the name of another view that the window should show and focus."""
+
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session

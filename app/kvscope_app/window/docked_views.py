@@ -85,6 +85,7 @@ class DockedViews(QObject):
         view.restore_settings(self._settings)
         self._refresher.add_view(view)
         view.done.connect(self._undo.push_done)
+        view.view_requested.connect(self.focus)
 
     def focus(self, name: str) -> None:
         """Raise a dock and focus its view, or the next Tab stop if the view has nothing visible to focus."""

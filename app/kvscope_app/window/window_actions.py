@@ -157,7 +157,14 @@ def _engine_actions(window: WindowBody, notices: EngineNotices) -> list[ActionSp
         why_not=lambda: FOR_OPERATORS if session.is_viewer else "",
     )
     plan = ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan_memory, window), starts_section=True)
-    return [*(_own_engine_actions(window, notices) if window.supervisor else []), control, plan]
+    what_if = ActionSpec(
+        "what_if_question",
+        "Would other settings have helped?",
+        ENGINE,
+        partial(window.focus_view, "what_if"),
+        tip="What if: simulate past requests with more blocks, other limits or another allocator",
+    )
+    return [*(_own_engine_actions(window, notices) if window.supervisor else []), control, plan, what_if]
 
 
 def _file_actions(window: WindowBody) -> list[ActionSpec]:

@@ -11,7 +11,7 @@ from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.block_locations import locate_block
 from kvscope_app.views.events.event_entries import why_text
-from kvscope_app.views.inspector.facts import Fact, block_link, event_link, request_link
+from kvscope_app.views.inspector.facts import Fact, Link, LinkTarget, block_link, event_link, request_link
 from kvscope_telemetry.messages.telemetry import CacheInfo, Event, Frame
 from kvscope_telemetry.summaries.summary import TimedEvent
 
@@ -39,6 +39,8 @@ def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_
     if event.kind == "preempted" and event.num_blocks and not is_before:
         value = f"{plural(event.num_blocks, 'block')}, highlighted in the state before this event"
         yield Fact("Lost", value, event_link(timed, before=True))
+    if event.kind == "preempted":
+        yield Fact("What if", "there had been more blocks?", Link(LinkTarget.WHAT_IF, 0))
     if event.kind == "evicted" and frame is not None:
         yield from _evicted(frame, cache)
 

@@ -26,6 +26,8 @@ class LinkTarget(Enum):
     """`Link.event` is the event. A negative `Link.number` selects the state before the event, otherwise the state after
     it.
     """
+    WHAT_IF = auto()
+    """The view that simulates past requests with other settings. `Link.number` is 0."""
 
 
 @dataclass(frozen=True, slots=True)

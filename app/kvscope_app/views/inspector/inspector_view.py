@@ -245,6 +245,8 @@ class InspectorView(View):
             session.timeline.go_to(link.number)
         elif link.target is LinkTarget.EVENT and link.event is not None:
             session.timeline.show_event(link.event, before=link.number < 0)
+        elif link.target is LinkTarget.WHAT_IF:
+            self.view_requested.emit("what_if")
         else:
             session.timeline.step_frames(link.number)
 

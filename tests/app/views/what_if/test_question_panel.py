@@ -9,13 +9,17 @@ import pytest
 from PySide6.QtCore import Qt
 
 from kvscope_app.session.session import Session
+from kvscope_app.views.inspector.event_facts import event_facts
+from kvscope_app.views.inspector.facts import Link, LinkTarget
 from kvscope_app.views.what_if.comparison_answer import figure_rows, reliability, verdict
 from kvscope_app.views.what_if.question_panel import QuestionPanel
 from kvscope_app.views.what_if.questions import setting_changes
+from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.messages.what_if_question import WhatIfComparison, WhatIfFigures
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.sample import sample_recording
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 MEASURED = WhatIfFigures(
     ttft_p50_s=1.0, ttft_p99_s=4.0, tpot_p50_s=0.05, tpot_p99_s=0.1, tokens_per_s=100.0, num_preemptions=10
@@ -154,3 +158,16 @@ def test_unknown_figures_are_dashes():
     unknown = msgspec.structs.replace(MEASURED, tpot_p50_s=None)
     rows = figure_rows(msgspec.structs.replace(COMPARISON, measured=unknown, changed=unknown))
     assert rows[2].cells == ("Time per output token, median", "–", "50.0 ms", "–", "–")
+
+
+def test_preemption_in_the_inspector_and_the_engine_menu_lead_to_the_question(make_window, session, qtbot):
+    window = make_window(session, with_views=("what_if", "inspector"), size=(1500, 900))
+    timed = TimedEvent(time_ns=1, epoch=1, event=Event(kind="preempted", time_ns=1, number=3))
+    links = [fact.link for fact in event_facts(timed, session.mirror.hello.cache, None, is_before=True)]
+    assert Link(LinkTarget.WHAT_IF, 0) in links
+    window.focus_view("requests")
+    window.views["inspector"].table.followed.emit(Link(LinkTarget.WHAT_IF, 0))
+    qtbot.waitUntil(window.views["what_if"].question.isVisible, timeout=60_000)
+    window.focus_view("requests")
+    window.actions_by_name["what_if_question"].trigger()
+    qtbot.waitUntil(window.views["what_if"].question.isVisible, timeout=60_000)
