@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvscope_engine.tokenization.generated_tokens import with_generated_tokens
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, PromptTooLong
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.printable import valid_text
@@ -81,7 +81,7 @@ def _checked_ids(ids: Sequence[int], vocab_size: int, max_len: int) -> list[int]
     if not ids:
         raise BadInput("prompt_token_ids is empty: at least one token is accepted")
     if len(ids) >= max_len:
-        raise BadInput(
+        raise PromptTooLong(
             f"the prompt has {len(ids)} tokens: send at most {max_len - 1}"
             f" (the limit of {max_len} includes prompt and output)"
         )

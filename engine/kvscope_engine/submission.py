@@ -9,7 +9,7 @@ import msgspec
 
 from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import PromptTooLong
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling
 
@@ -38,7 +38,7 @@ def child_requests(
     """
     max_new_tokens = limits.max_model_len - len(prompt_ids)
     if max_new_tokens < 1:
-        raise BadInput(
+        raise PromptTooLong(
             f"the prompt has {len(prompt_ids)} tokens: send at most {limits.max_model_len - 1}"
             f" (the limit of {limits.max_model_len} includes prompt and output)"
         )

@@ -22,6 +22,10 @@ class BadInput(KvscopeError, ValueError):
     exit_code = 2
 
 
+class PromptTooLong(BadInput):
+    """A prompt that leaves too few tokens for its output, in the model's context or in the whole block pool."""
+
+
 class EndpointInUse(KvscopeError): ...
 
 

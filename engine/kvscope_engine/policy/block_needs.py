@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, PromptTooLong
 from kvscope_telemetry.plural import counted
 
 
@@ -52,14 +52,16 @@ class BlockNeeds:
         length = _max_length(request)
         length_text = describe_length(request)
         if length > max_model_len:
-            raise BadInput(f"{length_text} make {length} tokens: at most {max_model_len} are accepted (max_model_len)")
+            raise PromptTooLong(
+                f"{length_text} make {length} tokens: at most {max_model_len} are accepted (max_model_len)"
+            )
         needed = self.max_blocks(length)
         if needed > num_blocks:
             size, num_groups = self._block_size, len(self._groups)
             groups = f" in {num_groups} KV groups" if num_groups > 1 else ""
             capacity = self.max_tokens(num_blocks, num_blocks * size)
             blocks = f"{counted(needed, 'block')} of {counted(size, 'token')}{groups}"
-            raise BadInput(
+            raise PromptTooLong(
                 f"{length_text} need {blocks}: the whole pool has {num_blocks} ({counted(capacity, 'token')})"
             )
 

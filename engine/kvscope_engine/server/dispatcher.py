@@ -19,7 +19,7 @@ from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_engine.server.service_limits import ServiceLimits, refusal_text
 from kvscope_engine.server.sessions import ClientSessions, OpenRequests
 from kvscope_engine.server.shared_snapshots import SharedSnapshots
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, PromptTooLong
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
@@ -210,6 +210,8 @@ class Dispatcher:
         except BadInput as error:
             self.needs_step = True  # the engine recorded the refusal
             reply = refuse(command, str(error))
+            if isinstance(reply, Refused) and isinstance(error, PromptTooLong):
+                reply = msgspec.structs.replace(reply, is_too_long=True)
         except Exception as error:  # one client's command must not end the engine, unless the engine cannot continue
             reply = refuse(command, f"the engine failed on this command: {error!r:.200}")
             if self._engine.failure:

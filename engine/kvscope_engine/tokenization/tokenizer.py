@@ -18,7 +18,7 @@ import tokenizers
 
 from kvscope_engine.tokenization import chat_template
 from kvscope_engine.tokenization.fewest_tokens import FewestTokens, is_certainly_shorter
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, PromptTooLong
 from kvscope_telemetry.messages.commands import MAX_PROMPT_CHARACTERS, ChatMessage, ToolCall
 from kvscope_telemetry.printable import valid_text
 
@@ -197,13 +197,15 @@ class Tokenizer:
     def refuse_too_long(self, text: str, max_len: int) -> None:
         """Raise BadInput if `text` is certain to have `max_len` tokens or more. Does not tokenize."""
         if len(text) > MAX_PROMPT_CHARACTERS:
-            raise BadInput(f"the prompt has {len(text)} characters: send at most {MAX_PROMPT_CHARACTERS}")
+            raise PromptTooLong(f"the prompt has {len(text)} characters: send at most {MAX_PROMPT_CHARACTERS}")
         if is_certainly_shorter(text, max_len):
             return  # the first use of the bound below reads the whole vocabulary, which takes up to 0.5 s
         fewest = self._codec.fewest_tokens(text, max_len)
         if fewest >= max_len:
             accepted = f"send at most {max_len - 1} (the limit of {max_len} includes prompt and output)"
-            raise BadInput(f"the prompt has {len(text)} characters, which are more than {max_len} tokens: {accepted}")
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, which are more than {max_len} tokens: {accepted}"
+            )
 
     def _special_id(self, role: str) -> int | None:
         token = self._special.get(role)

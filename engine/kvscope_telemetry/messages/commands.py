@@ -304,6 +304,10 @@ class Refused(_Command, frozen=True, kw_only=True):
 
     request_id: str
     reason: str
+    is_too_long: bool = False
+    """Whether a shorter prompt, or a smaller limit of its output, would have been accepted. Engines that do not report
+    why they refuse leave it False.
+    """
 
 
 class PromptEstimate(_Command, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish
 from kvscope_telemetry.block_texts.block_texts import RecordedText
-from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.errors import BadInput, KvscopeError, PromptTooLong
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.commands import (
     Accepted,
@@ -222,6 +222,8 @@ class FakeEngine:
         assert token_ids is not None, "prompts are made into tokens beside the engine's thread"
         token_ids()
         assert submit.prompt is not None
+        if submit.prompt.startswith("long"):
+            raise PromptTooLong("the prompt is too long")
         if submit.prompt == "bug":
             raise RuntimeError("a bug in submit")
         sampling = submit.sampling

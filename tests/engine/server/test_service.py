@@ -312,6 +312,12 @@ def test_prompt_is_estimated_without_a_request_and_a_failure_has_the_reason(
     assert running.engine.num_unfinished == running.engine.step_count == 0
 
 
+def test_refusal_says_whether_the_prompt_was_too_long(start_service: Callable[..., Running], client: Client) -> None:
+    start_service()
+    assert client.ask(submit("a", "long prompt"), Refused).is_too_long
+    assert not client.ask(submit("b", ""), Refused).is_too_long
+
+
 def test_snapshot_is_never_older_than_the_last_step(start_service: Callable[..., Running], client: Client) -> None:
     start_service()
     client.wait_ready()

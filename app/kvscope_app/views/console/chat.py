@@ -108,6 +108,15 @@ class Chat(QObject):
     def mark_draft_changed(self, key: str) -> None:
         self._saver.mark_draft_changed(key)
 
+    def add_conversation_with(self, template: Conversation, prompt: Message) -> Conversation:
+        """Add a conversation at the top with the options of `template` and, as its draft, the prompt `prompt`."""
+        added = new_conversation(template)
+        self._drafts[added.key] = Draft(text=prompt.content, attachments=list(prompt.attachments))
+        self.conversations.insert(0, added)
+        self._saver.mark_draft_changed(added.key)
+        self.conversations_changed.emit()
+        return added
+
     def add_conversation(self, template: Conversation | None = None) -> Conversation:
         """Add a conversation at the top, with the options of `template`.
 
@@ -196,6 +205,16 @@ class Chat(QObject):
         if self.answer_of(conversation.key) is None:
             conversation.last = edited.parent
             self.ask(conversation, prompt, attachments)
+
+    def send_without_oldest(self, conversation: Conversation, prompt: Message, starts_at: str) -> None:
+        """Send `prompt` again as another version, with which the messages before the one with key `starts_at` are left
+        out. If that is the prompt's own key, it is sent alone.
+        """
+        if self.answer_of(conversation.key) is None:
+            conversation.last = prompt.parent
+            again = conversation.append("user", prompt.content, prompt.attachments)
+            again.starts_at = again.key if starts_at == prompt.key else starts_at
+            self._submit(conversation)
 
     def show_path(self, conversation: Conversation, last: str) -> None:
         """Show the messages up to the one with key `last`. The next prompt is sent with them."""

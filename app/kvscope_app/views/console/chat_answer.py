@@ -116,6 +116,7 @@ class ChatAnswer:
         self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or reason)
 
     def set_refused(self, reply: Refused) -> None:
+        self.message.is_too_long = reply.is_too_long
         self.end("refused", reply.reason)
 
     def end(self, ending: Ending, note: str = "") -> None:

@@ -44,6 +44,7 @@ from kvscope_app.views.console.preset_bar import PresetBar
 from kvscope_app.views.console.presets import PresetStore
 from kvscope_app.views.console.progress_text import progress_text
 from kvscope_app.views.console.prompt_estimator import PromptEstimator
+from kvscope_app.views.console.refusal_offers import TurnFitter
 from kvscope_app.views.console.sample_prompt_buttons import SamplePromptButtons
 from kvscope_app.views.console.search_panel import SearchPanel
 from kvscope_app.views.console.transcript import Transcript
@@ -98,6 +99,7 @@ class ChatPage(QWidget):
         self.files = ConversationFiles(chat, self, self.show_conversation)
         self.context = ContextBar()
         self.estimator = PromptEstimator(session, self._estimate_command, self)
+        self.fitter = TurnFitter(session, chat, self)
         self.notice = label(wraps=True)
         self.head = ChatHead(self.combo)
         self.undo = tool_button("Undo", "Restore")
@@ -195,6 +197,7 @@ class ChatPage(QWidget):
             None if answer is None else answer.message,
             "" if answer is None else progress_text(answer, self.session),
             can_ask=not blocked,
+            can_estimate=self.session.estimates_prompts,
         )
         if self._is_send_notice and answer is None and not blocked:
             self.show_message("")
@@ -290,6 +293,23 @@ class ChatPage(QWidget):
         last_before = self.current.last
         self.chat.regenerate(self.current, answer)
         self._push_undo("regenerating an answer", last_before)
+
+    def _on_new_chat_from(self, refused: Message) -> None:
+        prompt = self.current.path_to(refused.parent)[-1]
+        self.show_conversation(self.chat.add_conversation_with(self.current, prompt))
+        self.composer.edit.setFocus()
+
+    def _on_shorten(self, refused: Message) -> None:
+        self.show_message("")
+        self.fitter.fit(self.current, self.current.path_to(refused.parent)[-1])
+
+    def _on_fitting_turns(self, conversation: Conversation, prompt: Message, starts_at: str) -> None:
+        """Send `prompt` without the oldest turns, unless the user has gone on to something else meanwhile."""
+        is_shown = conversation is self.current and prompt in conversation.path
+        if is_shown and not self.why_blocked() and self.chat.answer_of(conversation.key) is None:
+            last_before = conversation.last
+            self.chat.send_without_oldest(conversation, prompt, starts_at)
+            self._push_undo("leaving out the oldest turns", last_before)
 
     def _push_undo(self, step_name: str, last_before: str) -> None:
         """Register an undo step called `step_name`, which shows the path that ends in message `last_before` again."""
@@ -504,6 +524,10 @@ class ChatPage(QWidget):
         self.sample_buttons.edit_requested.connect(self.composer.set_text)
         self.options.changed.connect(self._on_options)
         self.transcript.regenerate_requested.connect(self.regenerate)
+        self.transcript.new_chat_requested.connect(self._on_new_chat_from)
+        self.transcript.shorten_requested.connect(self._on_shorten)
+        self.fitter.found.connect(self._on_fitting_turns)
+        self.fitter.failed.connect(self.show_message)
         self.transcript.edit_requested.connect(self._on_edit)
         self.transcript.version_requested.connect(self._on_version)
         self.transcript.request_clicked.connect(self._on_request)

@@ -75,6 +75,12 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     ending: Ending = ""
     note: str = ""
     stats: AnswerStats = AnswerStats()
+    is_too_long: bool = False
+    """Whether an answer was refused because its prompt was too long."""
+    starts_at: str = ""
+    """`key` of the first message that is sent with this prompt and with later ones, because the turns before it did not
+    fit; "" if all are sent.
+    """
     token_ids: list[int] = []
     """Tokens of an answer as the engine generated them; empty if the engine reported none."""
     scored_tokens: list[ScoredToken] = []
@@ -236,27 +242,33 @@ def system_digest(system: str) -> str:
 def omitted_keys(path: Sequence[Message]) -> set[str]:
     """Return the keys of messages that later prompts omit.
 
-    These are answers that ended without text, and their prompts: chat templates require alternating roles, so a prompt
-    without an answer cannot be sent.
+    These are the oldest turns, if the newest `Message.starts_at` leaves them out, and answers that ended without text,
+    with their prompts: chat templates require alternating roles, so a prompt without an answer cannot be sent.
     """
-    keys: set[str] = set()
+    keys = _keys_before(path, next((message.starts_at for message in reversed(path) if message.starts_at), ""))
     for message, answer in pairwise(path):
         if message.role == "user" and answer.role == "assistant" and answer.ending and not answer.content:
             keys |= {message.key, answer.key}
     return keys
 
 
+def _keys_before(path: Sequence[Message], first: str) -> set[str]:
+    """Return the keys of the messages before the one with key `first`; empty if it is not in the path."""
+    keys = [message.key for message in path]
+    return set(keys[: keys.index(first)]) if first in keys else set()
+
+
 def messages_to_send(
-    conversation: Conversation, *, with_token_ids: bool = False, last: str | None = None
+    conversation: Conversation, *, with_token_ids: bool = False, last: str | None = None, starts_at: str = ""
 ) -> tuple[ChatMessage, ...]:
     """Return the system prompt and the messages up to `last` for the engine, without those in `omitted_keys`.
 
     `with_token_ids`: the engine accepts the tokens of its earlier answers. `last` is the key of a message, or None for
-    the last shown one.
+    the last shown one. The messages before the one with key `starts_at` are left out too.
     """
     messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path_to(conversation.last if last is None else last)
-    skipped = omitted_keys(path)
+    skipped = omitted_keys(path) | _keys_before(path, starts_at)
     messages += [
         ChatMessage(
             role=message.role,

@@ -17,6 +17,7 @@ from kvscope_app.views.console.answer_text import ending_text, exact_time, stats
 from kvscope_app.views.console.attachment_widgets import AttachedFiles
 from kvscope_app.views.console.conversation import Message
 from kvscope_app.views.console.prefix_mark import PrefixMark
+from kvscope_app.views.console.refusal_offers import RefusalOffers
 from kvscope_app.views.console.scored_token import ScoredToken, unlikely_ranges
 from kvscope_app.views.console.text_body import TextBody, split_reasoning
 from kvscope_app.views.console.token_hover import TokenHover
@@ -37,6 +38,8 @@ class MessageCard(QFrame):
         self.message = message
         self._is_answer = message.role == "assistant"
         self._is_left_out = False
+        self.offers = RefusalOffers()
+        self.offers.hide()
         self.setObjectName("answer" if self._is_answer else "prompt")
         self.role_label = ElidedLabel("Answer" if self._is_answer else "You")
         self.role_label.setProperty("look", "muted")
@@ -100,6 +103,11 @@ class MessageCard(QFrame):
         self.role_label.setText("  ·  ".join(filter(None, [self.body.accessibleName(), adapter, self._left_out_text])))
         self.redo.setEnabled(can_ask or not self._is_answer)
         self.copy.setVisible(bool(self.message.content))
+
+    def show_offers(self, *, is_newest: bool, can_shorten: bool) -> None:
+        """Show what can be done if this is the newest answer, and was refused because its prompt was too long."""
+        self.offers.setVisible(is_newest and self.message.is_too_long)
+        self.offers.shorten.setVisible(can_shorten)
 
     def show_left_out(self, is_left_out: bool) -> None:
         if is_left_out != self._is_left_out:
@@ -191,5 +199,6 @@ class MessageCard(QFrame):
         column.addWidget(self.reasoning_toggle, 0, Qt.AlignmentFlag.AlignLeft)
         for part in (self.reasoning, self.body, self.notice, self.stats, self.prefix_mark, self.cache):
             column.addWidget(part)
+        column.addWidget(self.offers)
         column.addWidget(self.versions)  # next to the buttons above the text, it would widen a narrow dock
         self._on_fold(False)

@@ -13,7 +13,7 @@ class PriceTexts(NamedTuple):
 
     texts: tuple[str, ...]
     is_warning: bool
-    """Whether the prompt does not fit, or its answer would be cut off at the context's end."""
+    """Whether the prompt does not fit, or the longest answer that is asked for does not fit after it."""
 
 
 def price_texts(estimate: PromptEstimate, limit: int, max_answer_tokens: int | None) -> PriceTexts:
@@ -26,13 +26,15 @@ def price_texts(estimate: PromptEstimate, limit: int, max_answer_tokens: int | N
     prompt, cached = plural(estimate.num_prompt_tokens, "token"), _count(estimate.num_cached_tokens)
     draft = () if estimate.num_draft_tokens is None else (f"draft {plural(estimate.num_draft_tokens, 'token')}",)
     time = NOTHING if estimate.ttft_s is None else f"about {seconds(estimate.ttft_s)}"
+    known_time = () if estimate.ttft_s is None else (time,)
     queue = f" behind {plural(estimate.num_waiting, 'waiting request')}" if estimate.num_waiting else ""
     num_left = limit - estimate.num_prompt_tokens if limit else None
     left, short_left, is_warning = _left(num_left, max_answer_tokens)
     return PriceTexts(
         (
             " · ".join((*draft, f"prompt {prompt}, {cached} cached", f"first token in {time}{queue}", left)),
-            " · ".join((f"prompt {prompt}, {cached} cached", time, short_left)),
+            " · ".join((f"{prompt}, {cached} cached", *known_time, short_left)),
+            " · ".join((f"{prompt}, {cached} cached", short_left)),
             " · ".join((prompt, short_left)),
         )
         if not is_warning  # the warning first: the beginning is read even if the rest does not fit
@@ -52,7 +54,7 @@ def _left(num_left: int | None, max_answer_tokens: int | None) -> tuple[str, str
     if num_left < 1:
         return f"the prompt is {plural(1 - num_left, 'token')} too long", f"{count(1 - num_left)} too long", True
     if max_answer_tokens is not None and max_answer_tokens > num_left:
-        long = f"only {count(num_left)} left: an answer of {plural(max_answer_tokens, 'token')} would be cut off"
+        long = f"only {count(num_left)} left for an answer of {plural(max_answer_tokens, 'token')}"
         return long, f"only {count(num_left)} left", True
     return f"{count(num_left)} left for the answer", f"{count(num_left)} left", False
 

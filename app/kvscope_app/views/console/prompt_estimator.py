@@ -18,7 +18,11 @@ MAX_WAIT_MS: Final = 10_000
 """Time after which a question without an answer counts as lost, such as one sent before a reconnection."""
 _FIRST_TAG: Final = 1 << 47
 _tags = itertools.count(_FIRST_TAG)
-"""Tags of estimates, different from those of other commands of the desktop."""
+
+
+def next_tag() -> int:
+    """Return a tag for a question that no other part of the desktop uses."""
+    return next(_tags)
 
 
 class PromptEstimator(QObject):
@@ -68,7 +72,7 @@ class PromptEstimator(QObject):
         if command is None:
             self._set(None, "")
             return
-        self._tag, self._epoch = next(_tags), self._session.live_mirror.epoch
+        self._tag, self._epoch = next_tag(), self._session.live_mirror.epoch
         try:
             self._is_waiting = self._session.send(replace(command, tag=self._tag))
         except KvscopeError as error:  # more than a message may have

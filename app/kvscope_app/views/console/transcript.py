@@ -22,6 +22,9 @@ class Transcript(QScrollArea):
     request_clicked = Signal(object, object)
     regenerate_requested = Signal(object)
     edit_requested = Signal(object)
+    new_chat_requested = Signal(object)
+    shorten_requested = Signal(object)
+    """Like `new_chat_requested`, emitted with the answer that was refused because its prompt was too long."""
     version_requested = Signal(object)
     """Emitted when the user clicks a version button of a message, with the version (a `Message`) to show."""
     comparison_requested = Signal(object, object)
@@ -73,14 +76,16 @@ class Transcript(QScrollArea):
             self._set_card_widths()
             self.to_end.show_new_text()
 
-    def show_state(self, written: Message | None, progress: str, *, can_ask: bool) -> None:
+    def show_state(self, written: Message | None, progress: str, *, can_ask: bool, can_estimate: bool) -> None:
         """Show the engine's progress on `written`, the answer being written, or None if no answer is being written.
 
-        `can_ask` says whether a prompt can be sent now.
+        `can_ask` says whether a prompt can be sent now, `can_estimate` whether the engine estimates prompts.
         """
         for card in self.cards:
             is_written = card.message is written
             card.show_state(progress if is_written else "", can_ask=can_ask and written is None)
+            is_newest = card is self.cards[-1]
+            card.show_offers(is_newest=is_newest, can_shorten=can_ask and can_estimate and written is None)
         self._set_card_widths()
 
     def show_end(self, message: Message) -> None:
@@ -164,6 +169,8 @@ class Transcript(QScrollArea):
         card.request_clicked.connect(self.request_clicked)
         card.regenerate_requested.connect(lambda: self.regenerate_requested.emit(card.message))
         card.edit_requested.connect(lambda: self.edit_requested.emit(card.message))
+        card.offers.new_chat_requested.connect(lambda: self.new_chat_requested.emit(card.message))
+        card.offers.shorten_requested.connect(lambda: self.shorten_requested.emit(card.message))
         card.versions.version_requested.connect(lambda step: self._on_version(card.message, step))
         card.versions.comparison_requested.connect(lambda index: self._on_comparison(card.message, index))
         card.cache.strip.chosen.connect(lambda index: self.block_chosen.emit(card.message, index))

@@ -16,7 +16,7 @@ from kvscope_engine.policy.allocation.reservations import ReservationRule
 from kvscope_engine.policy.allocation.run_pool import RunPool
 from kvscope_engine.policy.block_needs import describe_length, num_blocks_for
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import PromptTooLong
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class RunAllocation:
         self._rule.check(request)
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
-            raise BadInput(
+            raise PromptTooLong(
                 f"{describe_length(request)} make {length} tokens:"
                 f" at most {self.max_request_tokens} are accepted, in the longest run of {self._max_run} blocks that"
                 f" allocator={self.name!r} has in a pool of {self._pool.num_blocks}"

@@ -20,7 +20,7 @@ from kvscope_engine.policy.allocation.allocation_policy import TableAllocation
 from kvscope_engine.policy.allocation.mapped_pool import MappedPool
 from kvscope_engine.policy.block_needs import describe_length, num_blocks_for
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import PromptTooLong
 from kvscope_telemetry.ledger import BlockState
 
 SPARE_SHARE: Final = 100
@@ -79,7 +79,7 @@ class VirtualAllocation(TableAllocation):
     def check_fits(self, request: Request) -> None:
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
-            raise BadInput(
+            raise PromptTooLong(
                 f"{describe_length(request)} make {length} tokens:"
                 f" at most {self.max_request_tokens} are accepted, as allocator='virtual' has pages for"
                 f" {self._space.num_physical_blocks} blocks of {self._pool.block_size}"

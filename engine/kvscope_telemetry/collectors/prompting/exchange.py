@@ -38,6 +38,8 @@ the server.
 """
 MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 64 << 10
+_CONTEXT_NOUNS: Final = ("context length", "context size", "context window")
+"""What the errors of vLLM, SGLang and llama.cpp name if a prompt is too long. They have no common error code."""
 _EVENT_STREAM: Final = "text/event-stream"
 _RANK_HEADER: Final = "X-data-parallel-rank"
 _ID_HEADER: Final = "X-Request-Id"
@@ -146,8 +148,11 @@ class Exchange:
             self._box.wait_for_capacity()
 
     def _fail(self, why: str) -> None:
-        kind = Failed if self._is_accepted else Refused
-        self._end([kind(request_id=self.request_id, reason=why)])
+        if self._is_accepted:
+            self._end([Failed(request_id=self.request_id, reason=why)])
+            return
+        is_too_long = any(noun in why.lower() for noun in _CONTEXT_NOUNS)
+        self._end([Refused(request_id=self.request_id, reason=why, is_too_long=is_too_long)])
 
     def _reply(self, replies: Iterable[Reply]) -> None:
         with self._lock:

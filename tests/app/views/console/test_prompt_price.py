@@ -89,7 +89,7 @@ def test_warning_has_text_and_color_if_the_answer_would_be_cut(priced_console, q
     type_and_wait(console, qtbot, "draft")
     answer(console, num_prompt_tokens=1_992)
     price = console.page.context.price
-    assert price.longest.startswith("only 56 left: an answer of 512 tokens would be cut off")
+    assert price.longest.startswith("only 56 left for an answer of 512 tokens")
     assert THEMES["dark"].warn in price.styleSheet()
     console.page.options.fields["max_tokens"].clear()
     qtbot.keyClicks(console.page.options.fields["max_tokens"], "56")
