@@ -19,7 +19,7 @@ _CUSTOM: Final = "Custom"
 
 
 class PresetBar(QWidget):
-    """OptionsPreset of the conversation that `conversation()` returns.
+    """Preset of the conversation that `conversation()` returns.
 
     `show_options` is called with a conversation whose options were changed here, and `report` with a sentence for the
     user.
@@ -77,7 +77,7 @@ class PresetBar(QWidget):
 
     @property
     def current(self) -> OptionsPreset | None:
-        """OptionsPreset that the conversation's options are equal to, or None."""
+        """Preset that the conversation's options are equal to, or None."""
         conversation = self._conversation()
         return next((p for p in reversed(self._presets) if _is_applied(p, conversation)), None)
 
