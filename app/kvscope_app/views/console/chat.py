@@ -16,6 +16,7 @@ import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.session import Session
+from kvscope_app.ui.model_name import model_name
 from kvscope_app.ui.number_text import count
 from kvscope_app.views.console.attachments import Attachment
 from kvscope_app.views.console.chat_answer import ChatAnswer
@@ -285,8 +286,7 @@ class Chat(QObject):
         if not self.is_own_engine:
             sampling = msgspec.structs.replace(sampling, logprobs=None)
         request_id, message = f"chat-{secrets.token_hex(6)}", conversation.append("assistant")
-        model = hello.model.name if hello else ""
-        answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens, model)
+        answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens, model_name(hello))
         self._answers[request_id] = answer
         adapter = conversation.adapter
         self._send(answer, Submit(request_id=request_id, messages=messages, sampling=sampling, adapter=adapter))

@@ -51,7 +51,7 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     total_s: float | None = None
     queue_s: float | None = None
     model: str = ""
-    """Name of the model that wrote the answer; "" if unknown."""
+    """Short name of the model that wrote the answer; "" if unknown."""
     adapter: str = ""
     stopped_s: float = 0.0
     """Part of `total_s` in which the engine was paused or suspended."""
@@ -88,7 +88,7 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     attachments: list[Attachment] = []
     """Files sent before the text of a prompt."""
     written_s: float = 0.0
-    """Time when the prompt was sent, in seconds since 1970; 0 if unknown."""
+    """Time when the prompt was sent, also for its answer, in seconds since 1970; 0 if unknown."""
 
     @property
     def sent_text(self) -> str:

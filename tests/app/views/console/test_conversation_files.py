@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from kvscope_app.ui.model_name import model_name
 from kvscope_app.views.console.attachments import Attachment
 from kvscope_app.views.console.conversation import AnswerStats, Conversation, Message
 from kvscope_app.views.console.conversation_export import FORMAT, to_json, to_markdown
@@ -80,7 +81,8 @@ def test_conversation_is_exported_to_a_file_named_in_the_notice(console, run_fil
     for name in ("c.md", "c.json"):
         assert "1 conversation exported" in run_file(console.page.files.export, console.page.current, tmp_path / name)
     assert "re One" in (tmp_path / "c.md").read_text()
-    assert read_conversations(tmp_path / "c.json")[0].messages[1].content == "re One"
+    answer = read_conversations(tmp_path / "c.json")[0].messages[1]
+    assert (answer.content, answer.stats.model) == ("re One", model_name(console.session.live_mirror.hello))
 
 
 def test_failed_export_is_reported_with_name_and_reason(console, run_file, tmp_path):
