@@ -19,6 +19,7 @@ from kvscope_engine.cli.completion_printers import JsonPrinter, PrintedCompletio
 from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.cli.other_ranks import run_as_follower
+from kvscope_engine.cli.start_times import StartTimes
 from kvscope_engine.command_parser import parse_int
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_telemetry.errors import BadInput
@@ -78,8 +79,9 @@ def run(args: argparse.Namespace) -> int:
     )
 
     bar = TerminalProgress()
-    bar(Progress(stage=IMPORT))
-    with engine_class()(config, progress=bar) as engine:
+    report = StartTimes(bar) if args.debug else bar
+    report(Progress(stage=IMPORT))
+    with engine_class()(config, progress=report) as engine:
         bar.close()
         code = _generate(engine, submits, _printer(args, submits))
     print_notices(engine.notes)

@@ -99,7 +99,11 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name in [command] if command in COMMANDS else COMMANDS:
         command_parser = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
-        command_parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command_parser.add_argument(
+            "--debug",
+            action="store_true",
+            help="show the traceback of an error, and what each part of an engine's start cost",
+        )
     return parser
 
 

@@ -18,6 +18,7 @@ from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notice, print_notices
 from kvscope_engine.cli.other_ranks import run_as_follower, stop_when_rank_lost
 from kvscope_engine.cli.signal_shutdown import STOP_S, stopped_by_signals
+from kvscope_engine.cli.start_times import StartTimes
 from kvscope_engine.command_parser import parse_int
 from kvscope_engine.http.http_child import HttpChild, local_endpoint
 from kvscope_engine.http.http_command import add_api_options, api_key
@@ -142,8 +143,8 @@ def run(args: argparse.Namespace) -> int:
         num_printed = len(engine.notes)
         return engine
 
-    bar = TerminalProgress()
-    bar(Progress(stage=IMPORT))
+    report_progress = StartTimes(TerminalProgress()) if args.debug else TerminalProgress()
+    report_progress(Progress(stage=IMPORT))
     try:
         endpoint = args.endpoint or default_endpoint()
         return serve(
@@ -151,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
             build,
             keys=args.keys,
             keyless=args.keyless,
-            on_progress=bar,
+            on_progress=report_progress,
             record=args.record,
             record_text=args.record_text,
             http=http,
