@@ -28,6 +28,10 @@ except ImportError:  # Windows
     fcntl = None
     import msvcrt
 try:
+    import pwd
+except ImportError:
+    pwd = None  # type: ignore[assignment]
+try:
     import resource
 except ImportError:
     resource = None  # type: ignore[assignment]
@@ -52,14 +56,12 @@ LOCK_FILE_FLAGS: Final = (
     os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 )
 """Flags of `os.open` for a lock file. Add `os.O_CREAT` to create a missing one."""
-SIGHUP: Final[signal.Signals | None] = getattr(signal, "SIGHUP", None)
-"""Signal of a closed terminal; None on Windows."""
 
 _PROCESSES: Final = Path("/proc")
 _START_FIELD: Final = 19
 """Index of the start time, in clock ticks since boot, among the fields of `/proc/PID/stat` after the command name."""
 _LOCKED_BYTE: Final = 1 << 43
-"""Offset of the byte that a lock covers on Windows, where others cannot read locked bytes: beyond the end of any file."""
+"""Offset of the byte that a lock covers on Windows, beyond the end of any file: others cannot read locked bytes."""
 _BLOCK_BYTES: Final = 512
 """Number of bytes per unit of `stat`'s `st_blocks`, the same on every file system."""
 
@@ -146,10 +148,13 @@ def is_own(status: os.stat_result) -> bool:
 
 
 def user_name() -> str:
-    try:
+    """Return the name of the user that this process runs as, which only on Windows depends on the environment."""
+    if pwd is None:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user may have no name
-        return f"user {os.geteuid()}" if hasattr(os, "geteuid") else "unknown user"
+    try:
+        return str(pwd.getpwuid(os.geteuid()).pw_name)
+    except KeyError:  # a container's user may have no name
+        return f"user {os.geteuid()}"
 
 
 def shared_folder() -> Path:

@@ -15,9 +15,9 @@ from kvscope_telemetry.operating_system import is_locked, lock, process_start, s
 
 ROOT = Path(__file__).resolve().parents[2]
 LINUX_MODULES = frozenset(("curses", "fcntl", "grp", "msvcrt", "pwd", "resource", "syslog", "termios", "tty"))
-ALLOWED = {("kvscope_telemetry/operating_system.py", name) for name in ("fcntl", "msvcrt", "resource", "termios")} | {
-    ("kvscope_app/commands/top_screen.py", "curses")
-}
+ALLOWED = {
+    ("kvscope_telemetry/operating_system.py", name) for name in ("fcntl", "msvcrt", "pwd", "resource", "termios")
+} | {("kvscope_app/commands/top_screen.py", "curses")}
 
 
 def run_without_linux(code: str) -> str:
