@@ -32,14 +32,20 @@ LOOK_S = 0.005
 class Process:
     """Like `subprocess.Popen`, for a process that the server waits for."""
 
-    def __init__(self, warm: WarmPython, words: Sequence[str], *files: IO[Any]) -> None:
+    def __init__(
+        self,
+        warm: WarmPython,
+        words: Sequence[str],
+        *files: IO[Any],
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         """Start it with `files` for output and errors, and before them input, which is empty by default."""
         self.args = words
         self.returncode: int | None = None
         self.stderr: IO[str] | None = None
         self._warm = warm
         numbers = [file.fileno() for file in files]
-        self.pid: int = warm.ask(numbers, words=words, folder=os.getcwd(), environment=dict(os.environ))
+        self.pid: int = warm.ask(numbers, words=words, folder=os.getcwd(), environment=dict(environment))
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -66,12 +72,12 @@ class Process:
 class PipedProcess(Process):
     """A process whose input and output are pipes."""
 
-    def __init__(self, warm: WarmPython, words: Sequence[str]) -> None:
+    def __init__(self, warm: WarmPython, words: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
         (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
         self.stdin, self.stdout = open(write_in, "wb"), open(read_out, "rb")  # noqa: SIM115
         with open(read_in, "rb") as given, open(write_out, "wb") as out:
             assert sys.__stderr__ is not None, "pytest's own has no number"
-            super().__init__(warm, words, given, out, sys.__stderr__)
+            super().__init__(warm, words, given, out, sys.__stderr__, environment=environment)
         self._ended = os.pidfd_open(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -84,15 +90,22 @@ class PipedProcess(Process):
 
 
 class WarmPython:
-    """Start processes that have imported `modules`; by default those of the engine."""
+    """Start processes that have imported `modules`; by default those of the engine.
 
-    def __init__(self, *modules: str) -> None:
+    `python` is the interpreter of another environment, which starts with the environment variables `environment`.
+    """
+
+    def __init__(
+        self, *modules: str, python: str | Path = sys.executable, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._environment = _read_early(os.environ)
         self._asking = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, str(Path(__file__).with_name("warm_server.py")), str(theirs.fileno()), *modules]
-            self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            command = [str(python), str(Path(__file__).with_name("warm_server.py")), str(theirs.fileno()), *modules]
+            self._server = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+            )
 
     def start(self, words: Sequence[str]) -> Process | subprocess.Popen[bytes]:
         """Start `kvscope-engine WORDS…`, or `-c` with a program and its arguments; `stderr` is a pipe."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.warm_python import WarmPython
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +43,14 @@ def model_folder() -> Path:
     if not where:
         pytest.skip("needs a model folder: make test-engines DIR")
     return Path(where)
+
+
+@pytest.fixture(scope="session")
+def warm_vllm(engines: Path, engine_env: dict[str, str]) -> Iterator[WarmPython]:
+    """A Python of the environment that has imported vLLM, of which each driven scheduler is a fork."""
+    paths = f"{engine_env['PYTHONPATH']}:{Path(__file__).parent}"
+    environment = engine_env | {"PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "ERROR"}
+    warm = WarmPython("vllm_imports", "vllm_scheduler", python=engines / "bin/python", environment=environment)
+    assert warm.ask(threads=True) == 1, "a fork would lack the other threads"
+    yield warm
+    warm.close()

@@ -450,7 +450,9 @@ def test_watched_sglang_server_gives_the_same_answers_at_nearly_the_same_speed(s
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("hook", ["_launches", "_after_results", "_added", "_got_rows", "_gives_row", "_pages"])
+@pytest.mark.parametrize(
+    "hook", ["_before_run_batch", "_after_results", "_added", "_allocated_rows", "_before_free_row", "_pages"]
+)
 def test_failed_hook_inside_sglang_stops_watching_and_all_requests_are_answered(hook, serve, tmp_path):
     server = serve(tmp_path, "--max-total-tokens", "2048", KVSCOPE_BREAKING=hook)
     server.wait()

@@ -15,6 +15,7 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -282,9 +283,9 @@ class Driver:
             self.scheduler.finish_requests(self.random.choice(victims), RequestStatus.FINISHED_ABORTED)
         elif chance < 0.331:
             self.scheduler.reset_prefix_cache()
-        elif chance < 0.334 and self.worker is None and not self.is_loading():
+        elif chance < 0.343 and self.worker is None and not self.is_loading():
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
-        elif chance < 0.35 and self.worker is not None and not self.is_loading():
+        elif chance < 0.359 and self.worker is not None and not self.is_loading():
             self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
 
     def may_be_aborted(self) -> list[str]:
@@ -401,9 +402,28 @@ def break_hook(name: str) -> None:
     setattr(VllmRecorder, name, broken)
 
 
+def publish_late(seconds: float) -> None:
+    """Let the plugin's thread translate what the hooks recorded only every `seconds`, as on a busy machine."""
+    from kvscope_inside import publishing_thread
+
+    publishing_thread.POLL_INTERVAL_S = seconds  # type: ignore[misc]
+
+
+def follow(watched: list[int]) -> None:
+    """Read from standard input, line by line, which step the watcher has seen."""
+    for line in sys.stdin:
+        watched[0] = int(line)
+
+
 def drive(args: argparse.Namespace) -> None:
+    """Drive a scheduler. Without `--max-ahead` it starts after one line of standard input; otherwise each line names a
+    step that the watcher has seen, and the scheduler is at most so many steps ahead. Then no frame is lost because a
+    watcher is slow.
+    """
     if args.breaking:
         break_hook(args.breaking)
+    if args.publish_every_s:
+        publish_late(args.publish_every_s)
     scheduler = make_scheduler(args.model, args.kind, args.num_blocks, 8, 48)
     driver = Driver(scheduler, args.seed, args.kind)
     original, steps = scheduler.update_from_output, 0
@@ -418,14 +438,19 @@ def drive(args: argparse.Namespace) -> None:
 
         scheduler.update_from_output = update_from_output
         print("ready", flush=True)
-        sys.stdin.readline()  # until somebody watches
+        sys.stdin.readline()  # until a client watches
+        watched = [0]
+        if args.max_ahead:
+            threading.Thread(target=follow, args=(watched,), daemon=True).start()
         while steps < args.steps:
+            while args.max_ahead and steps - watched[0] > args.max_ahead:
+                time.sleep(0.001)
             driver.disturb()
             if not driver.step():
                 driver.add()
-            if args.pause_s:
-                time.sleep(args.pause_s)
     print("done", flush=True)
+    if args.max_ahead:
+        threading.Event().wait()  # until it is killed: its telemetry is still read
     sys.stdin.readline()
 
 
@@ -483,7 +508,8 @@ def main() -> None:
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--max-ahead", type=int, default=0)
+    parser.add_argument("--publish-every-s", type=float, default=0.0)
     parser.add_argument("--truth", type=Path)
     parser.add_argument("--breaking", default="")
     parser.add_argument("--endpoint", default="ipc:///tmp/kvscope-cost")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zmq
@@ -18,9 +18,12 @@ from kvscope_telemetry.transport.bind_address import parse_bind_address
 
 
 class FrameByFrame:
-    """Follows the engine at an ipc:// endpoint. `lose` makes it drop the next frames, like a bad network."""
+    """Follows the engine at an ipc:// endpoint. `lose` makes it drop the next frames, like a bad network. `report` is
+    called with each step that the mirror has reached.
+    """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, report: Callable[[int], None] = lambda step: None) -> None:
+        self._report = report
         address = parse_bind_address(endpoint)
         self.mirror = Mirror()
         self.lose = self.num_lost = 0
@@ -35,17 +38,18 @@ class FrameByFrame:
 
     def begin(self) -> None:
         """Start from the current state, once published frames arrive here."""
-        assert self._frames.poll(10_000), "nothing was heard in 10 s"
+        assert self._frames.poll(60_000), "nothing was heard in a minute"
         self.mirror.apply(coalesce([], snapshot=self.snapshot()))
         self._must_ask = False
+        self._report(self.mirror.step)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    def frames(self, seconds: float) -> Iterator[Frame]:
-        """Yield each frame once the mirror has it, until none came for that long."""
+    def frames(self, seconds: float, until: int | None = None) -> Iterator[Frame]:
+        """Yield each frame once the mirror has it, until none came for that long, or the mirror has step `until`."""
         came_s = time.monotonic()
-        while time.monotonic() < came_s + seconds:
+        while time.monotonic() < came_s + seconds and (until is None or self.mirror.step < until):
             if not self._frames.poll(100):
                 continue
             message = decode_telemetry(self._frames.recv())
@@ -60,6 +64,7 @@ class FrameByFrame:
                 self.begin()
             if message.seq == self.mirror.seq + 1:
                 self.mirror.apply(coalesce([message]))
+                self._report(message.step)
                 yield message
 
     def goodbye(self, seconds: float) -> str:
@@ -78,7 +83,7 @@ class FrameByFrame:
     def ask(self, command: Command) -> Reply:
         """Return the reply to a command."""
         self._commands.send(encode(command))
-        assert self._commands.poll(10_000), "no answer came in 10 s"
+        assert self._commands.poll(60_000), "no answer came in a minute"
         return decode_reply(self._commands.recv())
 
 

@@ -46,13 +46,9 @@ _SLEEPING: Final = "it sleeps: its slots are not read until a request wakes it"
 _NO_METRICS: Final = "the number of waiting requests is unknown: start llama-server with --metrics"
 DEFAULT_SLOTS: Final = 4
 """Number of slots of a llama-server that was started without `-np`. Its slots then share one KV cache."""
-_ASSUMED_UNIFIED: Final = (
-    "assumed that the slots share one KV cache, as without -np, because llama-server does not report it; if not, add "
-    "?kv_unified=0 to the address"
-)
+_ASSUMED_UNIFIED: Final = "not reported, so assumed: the slots share one KV cache; if not, attach with ?kv_unified=0"
 _ASSUMED_SEPARATE: Final = (
-    "assumed that each slot has its own KV cache, because llama-server does not report it; if it runs with "
-    "--kv-unified, add ?kv_unified=1 to the address"
+    "not reported, so assumed: each slot has its own KV cache; if they share one, attach with ?kv_unified=1"
 )
 _ROUTER: Final = "it routes requests to other servers: attach llama://HOST:PORT/?model=NAME, or one of these servers"
 
