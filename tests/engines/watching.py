@@ -87,7 +87,7 @@ class FrameByFrame:
         return decode_reply(self._commands.recv())
 
 
-def wait_for(path: Path, seconds: float = 60.0) -> None:
+def wait_for(path: Path, seconds: float = 180.0) -> None:
     """Wait until the file exists."""
     end = time.monotonic() + seconds
     while not path.exists():
