@@ -27,8 +27,11 @@ OPTIONS_VARIABLE: Final = "KVSCOPE_NATIVE_OPTIONS"
 """Environment variable with additional compiler options, such as `-march=haswell` to test the code paths of
 other CPUs.
 """
-SOURCES: Final = ("linear.c", "grouped.c", "grouped_float.c", "attention.c", "prefill.c", "layers.c", "layer.c")
-HEADERS: Final = ("numbers.h", "grouped.h", "decode.h", "rotation.h")
+SOURCES: Final = (
+    *("linear.c", "grouped.c", "grouped_float.c", "grouped_tiles.c", "attention.c", "prefill.c"),
+    *("layers.c", "layer.c"),
+)
+HEADERS: Final = ("numbers.h", "grouped.h", "grouped_tiles.h", "decode.h", "rotation.h")
 OPTIONS: Final = (
     *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
     *("-fPIC", "-fvisibility=hidden", "-w"),

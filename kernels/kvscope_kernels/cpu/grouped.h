@@ -51,6 +51,19 @@ INLINE void take_facts(const grouped *l, int64_t at, float *both) {
     }
 }
 
+/* Sum of the inputs of group `g` in the row of x from `at` on. */
+INLINE float group_total(const grouped *l, const void *x, int64_t at, int64_t g, int is_f32) {
+    int64_t k = g * l->span * CHUNK, end = k + l->span * CHUNK;
+    if (end > l->inputs) end = l->inputs;
+    float lanes[16] = {0.0f};
+    for (; k + 16 <= end; k += 16)
+        for (int j = 0; j < 16; j++) lanes[j] += load_number(x, at + k + j, is_f32);
+    for (int j = 0; k + j < end; j++) lanes[j] += load_number(x, at + k + j, is_f32);
+    for (int width = 8; width; width /= 2)
+        for (int j = 0; j < width; j++) lanes[j] += lanes[j + width];
+    return lanes[0];
+}
+
 INLINE void finish(const grouped *l, int64_t panel, int64_t m, float *y, void *out, const void *add, int flags) {
     int64_t first = panel * PANEL, count = l->outputs - first < PANEL ? l->outputs - first : PANEL;
     int64_t at = m * l->outputs + first;

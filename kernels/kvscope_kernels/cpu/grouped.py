@@ -1,5 +1,5 @@
-"""Linear layers with grouped weights on a CPU, from grouped.c and grouped_float.c. Defines the memory layout of
-these weights.
+"""Linear layers with grouped weights on a CPU, from grouped.c, grouped_float.c and grouped_tiles.c. Defines the
+memory layout of these weights.
 """
 
 from typing import Final
@@ -50,6 +50,14 @@ class NativeGrouped(NativeProduct):
         sizes = (self.outputs, self.inputs, chunks, weight.group // CHUNK)
         parts = GroupedStruct(*pointers, *sizes, weight.bits, self._scales_and_lows.dtype == torch.float16)
         self._set_weight(native, parts, self._codes, self._scales_and_lows, self._bias)
+
+
+def min_tile_rows() -> int:
+    """Return the number of rows of bfloat16 from which matmuls with unrounded activations use the tile instructions of
+    AMX; 0 if they never do. The result has the same bits for any number of rows.
+    """
+    native = library()
+    return 0 if native is None else int(native.kvscope_min_tile_rows())
 
 
 def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:

@@ -1,16 +1,18 @@
 /* x @ weight.T with weights of 4 or 8 bits in groups and unrounded activations: only the float32 sums round.
  *
  * With g the groups, c[n, k] = code[n, k] - CENTRE, and CENTRE half of the range of a code:
- *     out[m, n] = sum_g (scale[n, g] * sum_{k in g} x[m, k] * c[n, k] + middle[n, g] * sum_{k in g} x[m, k])
+ *     out[m, n] = sum_g (middle[n, g] * sum_{k in g} x[m, k] + scale[n, g] * sum_{k in g} x[m, k] * c[n, k])
  *                 + bias[n] + add[m, n],  middle = low + CENTRE * scale.
  * Centred codes keep inner sums, and thereby their errors, small. All sums have a fixed order, so a row's result does
- * not depend on the other rows.
+ * not depend on the other rows. With AMX, grouped_tiles.c computes several rows of bfloat16 with the same bits, so a
+ * change of the order of sums must be made in both files.
  *
  * A single request is bound by memory: 4 bits are an eighth of float32. With AVX-512, a shift and a permutation convert
  * 16 codes to floats (or 32 to bfloat16, with products summed in float32, if x is bfloat16): 4 bits are the index into
  * a table of 16. Other CPUs shift twice to extend the sign, and convert. All rows share the converted weights.
  */
 #include "grouped.h"
+#include "grouped_tiles.h"
 
 #if defined(__AVX512F__)
 #define WIDTH 16
@@ -43,10 +45,13 @@ INLINE floats load_floats(const float *p) {
     return v;
 }
 
-INLINE void add_floats(float *p, floats v) {
-    v += load_floats(p);
-    memcpy(p, &v, sizeof v);
-}
+/* A macro, because a factor may be a vector or a number. */
+#define add_product(p, a, b)                                                                                          \
+    do {                                                                                                              \
+        floats sum_ = load_floats(p);                                                                                 \
+        sum_ += (a) * (b);                                                                                            \
+        memcpy(p, &sum_, sizeof sum_);                                                                                \
+    } while (0)
 
 /* The centred number in the `bits` bits from bit `at` on of each lane. `v` is a result of `centred`. */
 #if WIDTH == 16
@@ -131,24 +136,26 @@ INLINE void panel_of(int rows, int bits, int is_bf16, const grouped *l, int64_t 
         int64_t end = c + l->span < l->chunks ? c + l->span : l->chunks;
 #pragma GCC unroll 4
         for (int part = 0; part < PARTS; part++) {
-            floats sums[MAX_ROWS][2][2];
 #pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) sums[r][0][0] = sums[r][0][1] = sums[r][1][0] = sums[r][1][1] = (floats){0};
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+                for (int j = part * WIDTH; j < PANEL; j += HALF)
+                    add_product(y + r * PANEL + j, load_floats(both + PANEL + j), totals[r * groups + g]);
             for (int64_t at = c; at < end; at++) {
                 const uint8_t *codes = w + at * chunk_bytes + part * 4 * WIDTH;
+                floats sums[MAX_ROWS][2][2];
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++)
+                    sums[r][0][0] = sums[r][0][1] = sums[r][1][0] = sums[r][1][1] = (floats){0};
                 if (is_bf16) chunk_of_pairs(rows, codes, (const int32_t *)x + at * CHUNK / 2 * rows, sums);
                 else chunk_of(rows, bits, codes, (const float *)x + at * CHUNK * rows, sums);
-            }
 #pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) {
-                float total = totals[r * groups + g];
+                for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-                for (int v = 0; v < 2; v++) {
-                    int j = v * HALF + part * WIDTH;
-                    floats more = load_floats(both + PANEL + j) * total;
-                    more += (sums[r][v][0] + sums[r][v][1]) * load_floats(both + j);
-                    add_floats(y + r * PANEL + j, more);
-                }
+                    for (int v = 0; v < 2; v++) {
+                        int j = v * HALF + part * WIDTH;
+                        add_product(y + r * PANEL + j, sums[r][v][0] + sums[r][v][1], load_floats(both + j));
+                    }
             }
         }
         c = end;
@@ -198,17 +205,7 @@ INLINE void pack_row(const grouped *l, const void *x, int64_t at, int is_f32, in
     else
         for (int64_t k = 0; k < l->chunks * CHUNK; k++)
             ((float *)to)[k * rows] = k < l->inputs ? load_number(x, at + k, is_f32) : 0.0f;
-    for (int64_t g = 0; g < groups; g++) {
-        int64_t start = g * l->span * CHUNK, end = start + l->span * CHUNK;
-        if (end > l->inputs) end = l->inputs;
-        float lanes[16] = {0.0f}, total = 0.0f;
-        int64_t k = start;
-        for (; k + 16 <= end; k += 16)
-            for (int j = 0; j < 16; j++) lanes[j] += load_number(x, at + k + j, is_f32);
-        for (int j = 0; k + j < end; j++) lanes[j] += load_number(x, at + k + j, is_f32);
-        for (int j = 0; j < 16; j++) total += lanes[j];
-        totals[g] = total;
-    }
+    for (int64_t g = 0; g < groups; g++) totals[g] = group_total(l, x, at, g, is_f32);
 }
 
 /* Rows per product when `rows` are divided evenly among products; the last product may have fewer. */
@@ -231,9 +228,8 @@ INLINE void one_panel(const grouped *l, int64_t panel, int64_t start, int64_t ro
     }
 }
 
-/* x (m, inputs), out and add (m, outputs), all contiguous; add may be NULL. Returns non-zero if memory is exhausted. */
-API int kvscope_grouped_float(const grouped *l, const void *x, int64_t m, void *out, const void *add, int flags,
-                              int threads) {
+static int multiply_without_tiles(const grouped *l, const void *x, int64_t m, void *out, const void *add, int flags,
+                                  int threads) {
     int64_t panels = (l->outputs + PANEL - 1) / PANEL, block = m < ROW_BLOCK ? m : ROW_BLOCK;
     int64_t groups = (l->chunks + l->span - 1) / l->span;
     int is_f32 = (flags & X_F32) != 0, is_bf16 = HAS_BF16 && l->bits == 4 && !is_f32;
@@ -261,4 +257,39 @@ API int kvscope_grouped_float(const grouped *l, const void *x, int64_t m, void *
     free(rows_of_x);
     free(totals);
     return failed;
+}
+
+/* Whether tiles give the bits of `multiply_without_tiles`, tried on generated numbers. */
+static int do_tiles_agree(int bits) {
+    enum { ROWS = 11, INPUTS = 2 * CHUNK, LENGTH = INPUTS * PANEL };
+    uint8_t codes[LENGTH];
+    bf16 x[ROWS * INPUTS];
+    float facts[2 * 2 * PANEL], found[ROWS * PANEL], expected[ROWS * PANEL];
+    uint32_t state = 1;
+    for (int i = 0; i < LENGTH; i++) codes[i] = (uint8_t)((state = state * 1664525u + 1013904223u) >> 24);
+    for (int i = 0; i < ROWS * INPUTS; i++) x[i] = to_bf16((float)(int32_t)(state = state * 1664525u + 1013904223u));
+    for (int i = 0; i < 2 * 2 * PANEL; i++) facts[i] = (float)((state = state * 1664525u + 1013904223u) >> 8);
+    grouped weight = {codes, facts, NULL, PANEL, INPUTS, INPUTS / CHUNK, 1, bits, 0};
+    if (multiply_with_tiles(&weight, x, ROWS, found, NULL, OUT_F32, 1)) return 0;
+    if (multiply_without_tiles(&weight, x, ROWS, expected, NULL, OUT_F32, 1)) return 0;
+    return memcmp(found, expected, sizeof found) == 0;
+}
+
+/* Number of rows of bfloat16 from which this process uses tiles; 0: never. */
+API int kvscope_min_tile_rows(void) {
+    static int answer; /* 0: not known yet, 1: no, 2: yes. Threads that ask at the same time find the same. */
+    int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);
+    if (!known) {
+        known = may_use_tiles() && do_tiles_agree(4) && do_tiles_agree(8) ? 2 : 1;
+        __atomic_store_n(&answer, known, __ATOMIC_RELAXED);
+    }
+    return known == 2 ? MIN_TILE_ROWS : 0;
+}
+
+/* x (m, inputs), out and add (m, outputs), all contiguous; add may be NULL. Returns non-zero if memory is exhausted. */
+API int kvscope_grouped_float(const grouped *l, const void *x, int64_t m, void *out, const void *add, int flags,
+                              int threads) {
+    if (!(flags & X_F32) && m >= MIN_TILE_ROWS && kvscope_min_tile_rows())
+        return multiply_with_tiles(l, x, m, out, add, flags, threads);
+    return multiply_without_tiles(l, x, m, out, add, flags, threads);
 }

@@ -149,4 +149,5 @@ _ARGUMENTS = {
     "kvscope_rms_norm": (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int, c_int),
     "kvscope_gate": (c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
     "kvscope_rotate_write": (c_void_p,),
+    "kvscope_min_tile_rows": (),
 }

@@ -114,6 +114,28 @@ def test_cpu_grouped_product_of_a_row_does_not_depend_on_other_rows_or_threads(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("outputs", "inputs", "group"), [(100, 70, 64), (130, 333, 512), (40, 1000, 32)])
+def test_cpu_grouped_product_has_the_bits_of_single_rows_in_every_block_of_a_prompt(
+    bits: int, outputs: int, inputs: int, group: int
+) -> None:
+    """With AMX, tiles multiply several rows; a prompt of 300 has more than one block, and a last tile of 8 rows."""
+    weight = NativeGrouped(random_weight(outputs, inputs, bits, group), random_tensor(outputs))
+    x, add = random_tensor(300, inputs).bfloat16(), random_tensor(300, outputs, seed=1).bfloat16()
+    together = weight.product(x, add)
+    single = [weight.product(x[row : row + 1], add[row : row + 1]) for row in range(len(x))]
+    assert torch.equal(together, torch.cat(single))
+
+
+def test_tiles_and_onednn_use_the_tile_registers_in_turns() -> None:
+    x, plain = random_tensor(40, 96).bfloat16(), random_tensor(64, 96, seed=1).bfloat16()
+    weight, expected = NativeGrouped(random_weight(70, 96)), torch.nn.functional.linear(x, plain)
+    first = weight.product(x)
+    for _ in range(3):
+        assert torch.equal(torch.nn.functional.linear(x, plain), expected)
+        assert torch.equal(weight.product(x), first)
+
+
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_cpu_grouped_product_of_a_non_finite_row_does_not_affect_other_rows(poison: float, rounds: bool) -> None:

@@ -19,12 +19,13 @@ from kvscope_engine.model.loader.quantization_choice import quantization_refusal
 from kvscope_engine.model.platforms.device import choose_device, choose_dtype, dtype_name
 from kvscope_engine.model.runner.product_choice import is_timed_at_load
 from kvscope_kernels import Ops, ops_for
+from kvscope_kernels.cpu.grouped import min_tile_rows
 from kvscope_kernels.cpu.layer import layer_refusal
 from kvscope_kernels.cpu.library import library_refusal
 from kvscope_kernels.dispatch import explain_ops
 from kvscope_kernels.grouped_product import grouped_implementation
 from kvscope_kernels.linear.skinny_linear import MAX_ROWS
-from kvscope_kernels.operation_row import TORCH, TRITON, C, Operands, OperationChoice
+from kvscope_kernels.operation_row import TRITON, C, Operands, OperationChoice
 from kvscope_kernels.quantized_linear.fp8 import fp8_implementation
 from kvscope_kernels.third_party_attention.library_choice import importable
 from kvscope_telemetry.errors import BadInput
@@ -33,6 +34,7 @@ ONEDNN: Final = "oneDNN"
 TRANSFORMERS: Final = "transformers"
 REFUSED: Final = "refused"
 AT_LOAD: Final = "timed at load"
+_GROUPED_REASONS: Final = {TRITON: "the device is a CUDA GPU", C: "compiled for this CPU"}
 HEAD_DIM: Final = 128
 """Head dimension assumed for the table of a machine, which has no model: the most common one."""
 
@@ -59,7 +61,7 @@ def operation_table(device: torch.device, ops: Ops, operands: Operands) -> tuple
     rows["mix_experts"] = _experts(rows["mix_experts"], device)
     rows["prefill"] = _prefill(rows["prefill"])
     quantized = tuple(_quantized(quantization, device, operands.dtype) for quantization in ("int8", "int4", "fp8"))
-    return (*rows.values(), *quantized, _whole_layer(device, operands))
+    return (*rows.values(), _as_stored(device, operands.dtype), *quantized, _whole_layer(device, operands))
 
 
 def _prefill(row: OperationChoice) -> OperationChoice:
@@ -94,6 +96,16 @@ def _experts(row: OperationChoice, device: torch.device) -> OperationChoice:
     return OperationChoice(row.operation, TRANSFORMERS, "torch's grouped product is faster on a CPU")
 
 
+def _as_stored(device: torch.device, dtype: torch.dtype) -> OperationChoice:
+    """Return the table row of matmuls with the quantized weights of a checkpoint and unrounded activations."""
+    operation = "linear with weights as stored"
+    implementation = grouped_implementation(device.type)
+    rows = min_tile_rows() if implementation == C and dtype == torch.bfloat16 else 0
+    reason = _GROUPED_REASONS.get(implementation) or library_refusal()
+    tiles = f"; AMX tiles from {rows} rows on, with the same bits" if rows else ""
+    return OperationChoice(operation, implementation, reason + tiles)
+
+
 def _quantized(quantization: str, device: torch.device, dtype: torch.dtype) -> OperationChoice:
     operation = f"{quantization} linear"
     if refusal := quantization_refusal(quantization, device, dtype):
@@ -101,8 +113,7 @@ def _quantized(quantization: str, device: torch.device, dtype: torch.dtype) -> O
     if quantization == "fp8":
         return OperationChoice(operation, *fp8_implementation(device))
     implementation = grouped_implementation(device.type)
-    reasons = {TRITON: "the device is a CUDA GPU", C: "compiled for this CPU", TORCH: library_refusal()}
-    return OperationChoice(operation, implementation, reasons[implementation])
+    return OperationChoice(operation, implementation, _GROUPED_REASONS.get(implementation) or library_refusal())
 
 
 def _whole_layer(device: torch.device, operands: Operands) -> OperationChoice:

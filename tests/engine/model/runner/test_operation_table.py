@@ -166,6 +166,17 @@ def test_operation_table_states_why_the_c_kernel_is_not_used(monkeypatch: pytest
     assert rows["whole decoder layer"].reason == "KVSCOPE_NATIVE=0 is set"
 
 
+@needs_library
+@pytest.mark.parametrize(("rows", "text"), [(0, ""), (5, "; AMX tiles from 5 rows on, with the same bits")])
+def test_operation_table_names_the_rows_from_which_tiles_multiply_weights_as_stored(
+    rows: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "min_tile_rows", lambda: rows)
+    operation = "linear with weights as stored"
+    assert row_of(operation, dtype=torch.bfloat16).reason == f"compiled for this CPU{text}"
+    assert row_of(operation).reason == "compiled for this CPU"
+
+
 @pytest.mark.parametrize(("capability", "linear"), [(90, "Triton"), (89, "timed at load")])
 def test_operation_table_of_a_gpu_names_triton_or_torch_for_each_operation(
     capability: int, linear: str, monkeypatch: pytest.MonkeyPatch
