@@ -344,6 +344,7 @@ def test_nothing_is_sent_before_the_engine_is_ready(console, qtbot, state):
 
 def test_narrow_composer_wraps_the_reason_why_nothing_can_be_sent(qtbot):
     composer = Composer()
+    composer.apply_theme(THEMES["dark"])  # the button that attaches files is an icon only with a theme
     qtbot.addWidget(composer)
     composer.resize(300, 100)
     composer.show()
