@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kvscope_engine.cli.lazy_engine import quick_imports
+from kvscope_engine.cli.notices import print_notice
 from kvscope_engine.cli.quick_transformers import import_transformers
 from kvscope_engine.command_parser import CommandParser, number, parse_int, parse_size
 from kvscope_engine.planning.stored_plans import plan_identity, store_answers, stored_answers
@@ -99,7 +100,7 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
         raise BadInput("--gpu-memory is missing: the memory of one GPU with its unit, as 24GiB")
     lengths = _lengths(args.lengths)
     identity = plan_identity(args.model, {name: value for name, value in vars(args).items() if name not in _NO_OPTIONS})
-    answers = stored_answers(identity)
+    answers = stored_answers(identity, print_notice)
     if answers:
         yield from answers
         return

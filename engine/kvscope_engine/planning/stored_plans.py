@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,9 +40,12 @@ def plan_identity(model: str, options: dict[str, Any]) -> str:
     return json.dumps({"model": model, "config": config, "options": options, "program": _program_identity()})
 
 
-def stored_answers(identity: str) -> list[PlanAnswer]:
-    """Return the answers that were stored under `identity`; empty if there are none."""
-    stored = read_entry(_KIND, identity) if identity else None
+def stored_answers(identity: str, report: Callable[[str], None]) -> list[PlanAnswer]:
+    """Return the answers that were stored under `identity`; empty if there are none.
+
+    `report` is called with a line about a damaged entry.
+    """
+    stored = read_entry(_KIND, identity, report) if identity else None
     try:
         return [] if stored is None else msgspec.convert(stored, list[PlanAnswer])
     except msgspec.ValidationError:

@@ -21,6 +21,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.memory_plan import PlanAnswer
 
 GIB = 1 << 30
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def _planned(skeleton: Make, gib: int, **what: object) -> PlanAnswer:
