@@ -1,4 +1,4 @@
-"""Panel with the options of a conversation: system prompt, LoRA adapter and sampling.
+"""Panel with the options of a conversation: system prompt, LoRA adapter, sampling and answer format.
 
 Values are validated only by `SamplingParams`, so that their limits are the engine's.
 """
@@ -26,6 +26,7 @@ from kvscope_app.ui.number_fields import parse_number, parse_whole_number
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import label
+from kvscope_app.views.console.answer_format import AnswerFormatField
 from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_defaults
 from kvscope_app.views.console.scored_token import NUM_ALTERNATIVES
 from kvscope_telemetry.errors import BadInput
@@ -98,6 +99,7 @@ class OptionsPanel(QWidget):
         self.stop.setPlaceholderText("Stop strings: one | two")
         self.stop.setToolTip("Strings that end the answer, separated by |; \\n is a new line")
         self.stop.setAccessibleName("Stop strings")
+        self.format = AnswerFormatField()
         self.logprobs = QCheckBox("Log-probabilities")
         self._adapter_name = label("LoRA adapter", "muted")
         self._adapter_name.setToolTip(_ADAPTER_TIP)
@@ -164,6 +166,7 @@ class OptionsPanel(QWidget):
         """Return the options in the fields. Raises BadInput for the first invalid one."""
         values: dict[str, object] = {field.name: _parse(field, self.fields[field.name].text()) for field in FIELDS}
         values["logprobs"] = NUM_ALTERNATIVES if self.logprobs.isChecked() else None
+        values["structured"] = self.format.read()
         return SamplingParams(stop=parse_stops(self.stop.text()), **values)  # type: ignore[arg-type]
 
     def _fill(self, sampling: SamplingParams) -> None:
@@ -172,6 +175,7 @@ class OptionsPanel(QWidget):
             text = "" if value is None else str(value) if field.is_whole else f"{value:.10g}"
             self.fields[field.name].setText(text)
         self.logprobs.setChecked(sampling.logprobs is not None)
+        self.format.fill(sampling.structured)
         self.stop.setText("|".join(text.encode("unicode_escape").decode() for text in sampling.stop))
 
     def _fill_adapters(self) -> None:
@@ -234,6 +238,7 @@ class OptionsPanel(QWidget):
         for line in self.fields.values():
             line.textEdited.connect(self._on_edited)
         self.logprobs.clicked.connect(self._on_edited)
+        self.format.edited.connect(self._on_edited)
         self.reset.clicked.connect(self._on_reset)
 
     def _lay_out(self) -> None:
@@ -252,6 +257,9 @@ class OptionsPanel(QWidget):
         stop_row = QHBoxLayout()
         stop_row.addWidget(self.stop, 1)
         stop_row.addWidget(self.reset)
+        format_row = QHBoxLayout()
+        format_row.addWidget(label("Answer format", "muted"), 0, Qt.AlignmentFlag.AlignTop)
+        format_row.addWidget(self.format, 1)
         self.column = column_layout = QVBoxLayout(self)
         column_layout.setContentsMargins(10, 6, 10, 8)
         column_layout.setSpacing(6)
@@ -259,6 +267,7 @@ class OptionsPanel(QWidget):
         column_layout.addLayout(adapter_row)
         column_layout.addLayout(grid)
         column_layout.addLayout(stop_row)
+        column_layout.addLayout(format_row)
         column_layout.addWidget(self.logprobs)
 
 
