@@ -15,7 +15,7 @@ _TIP: Final = "The engine generates only tokens that fit this format"
 _MAX_LINES_SHOWN: Final = 4
 
 
-class AnswerFormat(NamedTuple):
+class FormatChoice(NamedTuple):
     """An entry of the list. `hint` is the placeholder of the text field; "" for formats without a text."""
 
     kind: StructuredKind | None
@@ -24,12 +24,12 @@ class AnswerFormat(NamedTuple):
 
 
 FORMATS: Final = (
-    AnswerFormat(None, "Any text"),
-    AnswerFormat("json_object", "JSON"),
-    AnswerFormat("json_schema", "JSON schema", '{"type": "object", "properties": {"city": {"type": "string"}}}'),
-    AnswerFormat("regex", "Regular expression", r"The whole answer, such as (yes|no) or \d{4}-\d\d"),
-    AnswerFormat("choice", "One of", "One possible answer per line"),
-    AnswerFormat("grammar", "Grammar (GBNF)", 'root ::= "yes" | "no"'),
+    FormatChoice(None, "Any text"),
+    FormatChoice("json_object", "JSON"),
+    FormatChoice("json_schema", "JSON schema", '{"type": "object", "properties": {"city": {"type": "string"}}}'),
+    FormatChoice("regex", "Regular expression", r"The whole answer, such as (yes|no) or \d{4}-\d\d"),
+    FormatChoice("choice", "One of", "One possible answer per line"),
+    FormatChoice("grammar", "Grammar (GBNF)", 'root ::= "yes" | "no"'),
 )
 
 
