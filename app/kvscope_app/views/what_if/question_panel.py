@@ -27,6 +27,7 @@ from kvscope_app.ui.flow_layout import FlowLayout
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.widget_factories import combo_box, label, label_boxes, number_label, set_look
 from kvscope_app.ui.zoom import scaled
+from kvscope_app.views.base import HINT
 from kvscope_app.views.what_if.comparison_answer import (
     HEADER,
     HEADER_TIPS,
@@ -54,6 +55,7 @@ class QuestionPanel(QFrame):
         """Create the panel. `command` is passed to `QuestionProcess`."""
         super().__init__(parent)
         self.setProperty("look", "card")
+        self.setProperty(HINT, True)  # without an answer, pictures do not show the panel
         self._session = session
         self._hello: Hello | None = None
         self._changes: list[SettingChange] = []
@@ -127,6 +129,7 @@ class QuestionPanel(QFrame):
     def _on_answer(self, comparison: WhatIfComparison) -> None:
         self._show_busy(False)
         self._show_message("")
+        self.setProperty(HINT, False)
         self.answer.show_comparison(self._title, comparison)
         self.answer.show()
 

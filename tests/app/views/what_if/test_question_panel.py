@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from PySide6.QtCore import Qt
 
+from kvscope_app.media_export.picture import is_control
 from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.event_facts import event_facts
 from kvscope_app.views.inspector.facts import Link, LinkTarget
@@ -85,6 +86,13 @@ def test_first_question_is_twice_the_blocks_and_the_answer_is_a_sentence_with_a_
     assert panel.answer.cell_texts()[1] == ["Time to first token, median", "1.00 s", "1.00 s", "500 ms", "−50 %"]
     assert panel.run_button.isVisible()
     assert not panel.bar.isVisible()
+
+
+def test_pictures_contain_the_question_only_if_it_is_answered(make_panel, qtbot):
+    panel = make_panel(ANSWERS)
+    assert is_control(panel)
+    wait_for_answer(panel, qtbot)
+    assert not is_control(panel)
 
 
 def test_cancelled_question_ends_the_process_and_another_one_can_be_asked(make_panel, qtbot):
