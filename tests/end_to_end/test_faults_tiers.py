@@ -177,7 +177,10 @@ def test_kept_file_serves_one_engine_and_is_not_reused_after_a_kill(
     assert talk.source.mirror.counters.offloaded_blocks > 64, "beyond host memory"
     engine.kill()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["cache", "tier", "tier.index"] or not own_cache.exists()
-    assert not own_cache.exists() or {item.name for item in own_cache.iterdir()} <= {"device_limits.json"}
+    assert not own_cache.exists() or {item.name for item in own_cache.iterdir()} <= {
+        "device_limits.json",
+        "transformers",
+    }
     index, reason = read_index(tmp_path / "tier.index", IndexRequirements("", 4, 1 << 20), path.stat().st_size)
     assert (index, reason) == (None, "is of another model or layout"), "a whole index"
     again = start_engine(*options)
