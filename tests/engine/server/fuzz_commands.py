@@ -31,6 +31,7 @@ from kvscope_telemetry.messages.commands import (
     ChatMessage,
     Command,
     Control,
+    EstimatePrompt,
     Failed,
     Finished,
     GetBlockText,
@@ -61,6 +62,7 @@ def good_commands() -> list[Command]:
         Abort(request_id="r1"),
         GetSnapshot(tag=5),
         GetStatus(tag=6),
+        EstimatePrompt(messages=turns, tag=9),
         GetBlockText(blocks=(0, 1, 5), tag=7),
         Control(action="reset_prefix_cache", tag=8),
     ]

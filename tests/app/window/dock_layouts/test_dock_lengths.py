@@ -55,12 +55,12 @@ def test_dock_edge_moved_by_the_user_keeps_its_position(open_window, qtbot):
     before = dock_widths(window)
     resize(window, qtbot, (1100, 700))
 
-    driver.move_dock_edge(window, "console", 240)
+    driver.move_dock_edge(window, "console", 280)
     qtbot.wait(10)
-    assert window.docks["console"].width() == 240
+    assert window.docks["console"].width() == 280
     resize(window, qtbot, SMALL)
     resize(window, qtbot, LARGE)
-    assert dock_widths(window) == before | {"console": 240}
+    assert dock_widths(window) == before | {"console": 280}
 
 
 def test_default_layout_resets_the_dock_widths(open_window, qtbot):
