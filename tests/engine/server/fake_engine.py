@@ -220,20 +220,21 @@ class FakeEngine:
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         assert token_ids is not None, "prompts are made into tokens beside the engine's thread"
-        num_prompt_tokens = len(token_ids())
-        prompt = submit.prompt or ""
-        if prompt.startswith("long"):
+        token_ids()
+        if not submit.prompt:
+            raise BadInput("this engine runs only prompts of text, and estimates those of messages")
+        if submit.prompt.startswith("long"):
             raise PromptTooLong("the prompt is too long")
-        if prompt == "bug":
+        if submit.prompt == "bug":
             raise RuntimeError("a bug in submit")
         sampling = submit.sampling
         for index in range(sampling.n):
             tokens = sampling.max_tokens or 1_000_000
-            self.running.append(FakeCompletion(submit.request_id, index, tokens, num_prompt_tokens))
+            self.running.append(FakeCompletion(submit.request_id, index, tokens, len(submit.prompt)))
         return Accepted(
             request_id=submit.request_id,
             numbers=tuple(range(1, sampling.n + 1)),
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=len(submit.prompt),
         )
 
     def abort(self, request_id: str) -> None:

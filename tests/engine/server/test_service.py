@@ -304,6 +304,7 @@ def test_prompt_is_estimated_without_a_request_and_a_failure_has_the_reason(
     start_service: Callable[..., Running], client: Client
 ) -> None:
     running = start_service()
+    client.wait_ready()
     messages = (ChatMessage(role="user", content="before"), ChatMessage(role="user", content="draft"))
     estimate = client.ask(EstimatePrompt(messages=messages, tag=4), PromptEstimate)
     assert (estimate.num_prompt_tokens, estimate.num_draft_tokens, estimate.tag) == (11, 5, 4)
@@ -314,6 +315,7 @@ def test_prompt_is_estimated_without_a_request_and_a_failure_has_the_reason(
 
 def test_refusal_says_whether_the_prompt_was_too_long(start_service: Callable[..., Running], client: Client) -> None:
     start_service()
+    client.wait_ready()
     assert client.ask(submit("a", "long prompt"), Refused).is_too_long
     assert not client.ask(submit("b", ""), Refused).is_too_long
 
