@@ -1,7 +1,8 @@
-"""What differs between Linux, macOS and Windows for the viewer and the library.
+"""Functions of the operating system that Linux, macOS and Windows offer in different ways: locks, users, processes.
 
-No other module of `kvscope_telemetry` and `kvscope_app` imports a module that only some systems have, such as `fcntl`
-(`tests/telemetry/test_operating_system.py` checks this). Imports no other kvscope module.
+No other module of `kvscope_telemetry` and `kvscope_app` imports a module that only some systems have, such as `fcntl`,
+except `curses` in `top_screen` (`tests/telemetry/test_operating_system.py` checks this). Imports no other module of
+kvscope.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.operating_system import data_folder
 from kvscope_telemetry.whole_file import write_whole
 
 _TARGETS: Final = (
@@ -57,7 +57,7 @@ def desktop_files(args: argparse.Namespace) -> int:
 
     Raises BadInput if a file cannot be written or removed.
     """
-    folder = _data_folder()
+    folder = data_folder()
     try:
         for name, target in _TARGETS:
             if args.remove:
@@ -114,8 +114,3 @@ def _run_updater(name: str, folder: Path) -> bool:
         subprocess.run([executable, str(folder)], check=True, timeout=_TIMEOUT_S, capture_output=True)
         return True
     return False
-
-
-def _data_folder() -> Path:
-    data = os.environ.get("XDG_DATA_HOME", "")
-    return Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share"

@@ -121,7 +121,7 @@ class SlotState:
 
     @property
     def assumption(self) -> str:
-        """What is assumed of the slots' KV cache, for users; empty if it is known."""
+        """Text for users about the assumed layout of the slots' KV cache; empty if the layout is known."""
         if not self._is_assumed:
             return ""
         return _ASSUMED_SEPARATE if self._rows.slot_rows else _ASSUMED_UNIFIED

@@ -50,7 +50,7 @@ class RequestsAtStart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missing_text(self) -> str:
-        """What the range's figures do not contain; "" if no request had started."""
+        """Text that names the figures from which requests of before the range are missing; "" if none had started."""
         if not self.num_started:
             return ""
         first_tokens = f", {counted(self.num_with_first_token, 'first token')}" if self.num_with_first_token else ""

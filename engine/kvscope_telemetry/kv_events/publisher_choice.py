@@ -16,7 +16,7 @@ MAX_TOPIC_BYTES: Final = 256
 
 
 class Choice(Enum):
-    """What to do with a received batch."""
+    """How a batch is treated that one of several publishers at the endpoint sent."""
 
     USE = 1
     IGNORE = 2

@@ -85,6 +85,8 @@ def test_topic_that_others_begin_with_can_be_chosen(watch: Watch, connect: Conne
     watched.until(lambda: watched.follower.cached == {1})
     publish(0, 100)
     watched.until(lambda: watched.follower.cached == {100})
+    assert watched.stream.status.ambiguous_topics == ()
+    assert watched.stream.status.num_restarts == 0
 
 
 def test_publishers_with_the_same_topic_are_reported(watch: Watch, connect: Connect, bound_endpoint: str) -> None:

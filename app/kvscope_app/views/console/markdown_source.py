@@ -16,8 +16,8 @@ _MARKDOWN_PARTS: Final = re.compile(  # quantifiers are bounded, so that the tim
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
 CONTINUED_LINE_MARK: Final = " \ue000"
-"""Suffix of a line that is followed by a line of the same paragraph. Qt makes each line a paragraph; the mark tells
-the renderer where to remove the spacing between them.
+"""Suffix of a line that is followed by a line of the same paragraph. Qt makes each line a paragraph; where
+the mark is, the renderer removes the spacing between them.
 """
 _RULE_CHARACTERS: Final = frozenset("-=_*:| ")
 _PUNCTUATION: Final = re.compile(r"([!-/:-@\[-`{-~])")

@@ -31,7 +31,7 @@ class PrefixBreak:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnRequest:
-    """What is known of the request that computed an answer."""
+    """The request that computed an answer, and how much of its prompt was in the cache. Unknown values are None."""
 
     answer: Message
     num_cached_tokens: int = 0

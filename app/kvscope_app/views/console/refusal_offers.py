@@ -1,4 +1,4 @@
-"""What the console offers if a prompt was too long: a new conversation, or the same prompt without the oldest turns."""
+"""Offers on the card of a prompt that was too long: a new conversation, or the same prompt without the oldest turns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TurnFitter(QObject):
         session.replies.connect(self._on_replies)
 
     def fit(self, conversation: Conversation, prompt: Message) -> None:
-        """Start the search for `prompt`. A search in progress is given up."""
+        """Start the search for `prompt`. A search in progress ends without a result."""
         path = conversation.path_to(prompt.key)
         skipped = omitted_keys(path)
         prompts = [message.key for message in path if message.role == "user" and message.key not in skipped]

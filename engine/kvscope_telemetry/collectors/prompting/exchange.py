@@ -39,7 +39,9 @@ the server.
 MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 64 << 10
 _CONTEXT_NOUNS: Final = ("context length", "context size", "context window")
-"""What the errors of vLLM, SGLang and llama.cpp name if a prompt is too long. They have no common error code."""
+"""Words in the error messages of vLLM, SGLang and llama.cpp by which a prompt that is too long is recognized, because
+these servers have no common error code for it.
+"""
 _EVENT_STREAM: Final = "text/event-stream"
 _RANK_HEADER: Final = "X-data-parallel-rank"
 _ID_HEADER: Final = "X-Request-Id"
