@@ -103,6 +103,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, has_free_list: b
             allocator_map=False,
             free_rows=has_free_list,
             groups=len(groups) > 1,
+            prompt_estimates=bool(api),
         ),
         num_ranks=num_ranks,
         api=api,

@@ -71,7 +71,12 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
         pid=os.getpid(),
         host=host_id(),
         capabilities=Capabilities(
-            engine="vllm", completions=bool(api), aborts=True, groups=len(groups) > 1, eviction_order=True
+            engine="vllm",
+            completions=bool(api),
+            aborts=True,
+            groups=len(groups) > 1,
+            eviction_order=True,
+            prompt_estimates=bool(api),
         ),
         num_ranks=int(config.parallel_config.tensor_parallel_size),
         api=api,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts
+from kvscope_telemetry.collectors.token_counts import CountTokens
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.structured import Structured
 
@@ -91,6 +92,10 @@ class ExternalEngine:
     """Function that returns the API fields that select a LoRA adapter, given the adapter's name in the server's
     list of models.
     """
+    count_tokens: CountTokens | None = None
+    """Function that counts a prompt's tokens through the server's API; None if the server cannot do that. Then
+    `Capabilities.prompt_estimates` is False.
+    """
     fit_version: Callable[[Fields, Callable[[], Version]], Fields] = _unchanged
     """Function that adapts the body of a request to the server's version. The version is returned by a function
     that may wait for the server.
@@ -118,4 +123,5 @@ def watched_capabilities(scheme: str) -> Capabilities:
         token_ids=True,
         steps=False,
         latencies=False,
+        prompt_estimates=True,
     )

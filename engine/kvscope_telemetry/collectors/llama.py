@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields
 from kvscope_telemetry.collectors.readings import EngineReading, count
 from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, printable_text_or_empty
+from kvscope_telemetry.collectors.token_counts import count_formatted
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.structured import Structured
@@ -69,7 +70,9 @@ LLAMA_CPP: Final = ExternalEngine(
         steps=False,
         latencies=False,
         aborts=False,
+        prompt_estimates=True,
     ),
     form_fields=_form_fields,
+    count_tokens=count_formatted,
     publishes_slots=True,
 )

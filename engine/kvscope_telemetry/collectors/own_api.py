@@ -16,7 +16,7 @@ from typing import Final
 from kvscope_telemetry.collectors.external_address import EVERYWHERE, ExternalAddress
 from kvscope_telemetry.collectors.prompting.prompter import Prompter
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.commands import Abort, GetStatus, LoadedAdapter, Reply, Submit, refuse
+from kvscope_telemetry.messages.commands import Abort, EstimatePrompt, GetStatus, LoadedAdapter, Reply, Submit, refuse
 
 _SSH: Final = "ssh://"
 _LOCAL: Final = ("localhost", "127.", "::1")
@@ -37,8 +37,8 @@ class OwnApi:
         """LoRA adapters as in `Prompter.adapters`; None before the server has answered."""
         return None if self._prompter is None else self._prompter.adapters
 
-    def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
-        """Send a prompt or a status query to the API that the engine's `Hello` message announced.
+    def send(self, command: Submit | EstimatePrompt | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+        """Send a prompt, a prompt to estimate or a status query to the API that the engine's `Hello` announced.
 
         Replies are returned by `poll_replies`. Raises BadInput for a prompt that is too large.
         """
@@ -46,7 +46,7 @@ class OwnApi:
             try:
                 prompter = self._prompter_of(announced, is_same_machine)
             except BadInput as error:
-                if isinstance(command, Submit):
+                if not isinstance(command, GetStatus):
                     self._refusals.append(refuse(command, str(error)))
                 return
         prompter.send(command)

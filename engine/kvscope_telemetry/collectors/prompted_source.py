@@ -41,7 +41,7 @@ class PromptedSource(MirroredSource):
         self._updates.set_sink(sink)
 
     def send(self, command: Command) -> None:
-        """Send a prompt through the engine's OpenAI API, or abort one. Thread-safe and non-blocking.
+        """Send a prompt through the engine's OpenAI API, or abort or estimate one. Thread-safe and non-blocking.
 
         Other commands are refused. Raises BadInput for a command that is too large, EngineDead after `close`.
         """

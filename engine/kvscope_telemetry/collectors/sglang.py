@@ -27,6 +27,7 @@ from kvscope_telemetry.collectors.server_facts import (
     positive_int_or_zero,
     printable_text_or_empty,
 )
+from kvscope_telemetry.collectors.token_counts import count_messages
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
@@ -166,6 +167,7 @@ SGLANG: Final = ExternalEngine(
     ask_facts=_ask_facts,
     capabilities=watched_capabilities(_SCHEME),
     form_fields=_form_fields,
+    count_tokens=count_messages,
     # SGLang ignores the model name, except for the part after a colon.
     adapter_fields=lambda adapter: {"lora_path": adapter},
 )

@@ -19,6 +19,7 @@ from kvscope_telemetry.collectors.readings import (
     share,
 )
 from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, model_facts, printable_text_or_empty
+from kvscope_telemetry.collectors.token_counts import count_messages
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
@@ -148,5 +149,6 @@ VLLM: Final = ExternalEngine(
     ask_facts=_ask_facts,
     capabilities=watched_capabilities(_SCHEME),
     form_fields=_form_fields,
+    count_tokens=count_messages,
     fit_version=_fit_version,
 )

@@ -485,6 +485,8 @@ class Failed(_Command, frozen=True, kw_only=True):
     tag: int = 0
     request_id: str = ""
     """Id of the request that could not be aborted; empty for other commands."""
+    is_unanswered: bool = False
+    """Whether the command was not judged, for example because no server answered: another try could succeed."""
 
 
 Reply: TypeAlias = (

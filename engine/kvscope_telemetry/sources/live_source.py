@@ -16,6 +16,7 @@ from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import (
     Abort,
     Command,
+    EstimatePrompt,
     GetStatus,
     LoadedAdapter,
     Reply,
@@ -37,8 +38,8 @@ class PromptApi(Protocol):
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
         """LoRA adapters that prompts may use, from the API's latest status; None before the first status."""
 
-    def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
-        """Send a prompt or a status request to the API that the engine's hello announced.
+    def send(self, command: Submit | EstimatePrompt | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+        """Send a prompt, a prompt to estimate, or a status request to the API that the engine's hello announced.
 
         Raises BadInput for a prompt that is too large.
         """
@@ -166,13 +167,13 @@ class LiveSource(MirroredSource):
         self._thread.join()
 
     def _send_to_api(self, command: Command) -> bool:
-        """Send a prompt, the abort of a prompt, or a status request to the prompt API.
+        """Send a prompt, the abort or estimate of one, or a status request to the prompt API.
 
         Returns whether the command is done. False means that it must also be sent to the engine, as a status request
         must.
         """
         if (
-            isinstance(command, Submit | GetStatus)
+            isinstance(command, Submit | EstimatePrompt | GetStatus)
             and self._reader.prompt_api_address
             and self._make_prompt_api is not None
         ):
@@ -181,5 +182,5 @@ class LiveSource(MirroredSource):
             self._prompt_api.send(
                 command, self._reader.prompt_api_address, is_same_machine=self._reader.is_same_machine
             )
-            return isinstance(command, Submit)
+            return not isinstance(command, GetStatus)
         return isinstance(command, Abort) and self._prompt_api is not None and self._prompt_api.abort(command)

@@ -96,7 +96,7 @@ class PromptEstimator(QObject):
                 if isinstance(reply, PromptEstimate):
                     self._set(reply, "")
                 else:
-                    self._set(None, reply.reason)
+                    self._set(None, "" if reply.is_unanswered else reply.reason)
                 if self._is_outdated:
                     self._is_outdated = False
                     self._ask()

@@ -110,9 +110,18 @@ class TurnFitter(QObject):
 
     def _on_replies(self, replies: Iterable[Reply]) -> None:
         for reply in replies:
-            is_ours = isinstance(reply, PromptEstimate | Failed) and reply.tag == self._tag
-            if is_ours and self._conversation is not None:
-                self._narrow(fits=isinstance(reply, PromptEstimate) and self._fits(reply, self._conversation))
+            conversation = self._conversation
+            if conversation is None or not isinstance(reply, PromptEstimate | Failed) or reply.tag != self._tag:
+                continue
+            if isinstance(reply, PromptEstimate):
+                if limit := self._limit_of(reply):
+                    self._narrow(fits=self._fits(reply, limit, conversation))
+                else:
+                    self._fail(_NO_ANSWER)
+            elif reply.is_unanswered:
+                self._fail(_NO_ANSWER)
+            else:
+                self._narrow(fits=False)
 
     def _narrow(self, *, fits: bool) -> None:
         if fits:
@@ -121,14 +130,19 @@ class TurnFitter(QObject):
             self._low = self._tried + 1
         self._continue()
 
-    def _fits(self, estimate: PromptEstimate, conversation: Conversation) -> bool:
+    def _limit_of(self, estimate: PromptEstimate) -> int:
+        """Return the maximum number of tokens of prompt and answer; 0 if unknown."""
+        hello = self._session.live_mirror.hello
+        known = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
+        return estimate.max_request_tokens or known
+
+    def _fits(self, estimate: PromptEstimate, limit: int, conversation: Conversation) -> bool:
         """Whether the prompt leaves enough tokens for an answer.
 
         If the block pool is smaller than the model's context, the engine refuses a prompt whose longest answer does not
         fit. Otherwise, it cuts the answer, and at most `_MAX_RESERVED_SHARE` of the context is kept free for it.
         """
         hello = self._session.live_mirror.hello
-        limit = estimate.max_request_tokens or 0
         wanted = conversation.sampling.max_tokens or 1
         is_cut = hello is None or limit >= hello.model.max_model_len
         needed = min(wanted, max(1, int(limit * _MAX_RESERVED_SHARE))) if is_cut else wanted

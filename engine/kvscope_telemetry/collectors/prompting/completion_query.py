@@ -62,7 +62,7 @@ def _prompt(submit: Submit) -> tuple[str, Fields]:
     if sum(form is not None for form in prompts) != 1:
         raise BadInput("exactly one of prompt, messages and prompt_token_ids is accepted")
     if submit.messages is not None:
-        return CHAT, {"messages": [_message_fields(message) for message in submit.messages]}
+        return CHAT, {"messages": [message_fields(message) for message in submit.messages]}
     if submit.prompt_token_ids is not None:
         return COMPLETIONS, {"prompt": list(submit.prompt_token_ids)}
     if submit.raw:
@@ -70,7 +70,8 @@ def _prompt(submit: Submit) -> tuple[str, Fields]:
     return CHAT, {"messages": [{"role": "user", "content": submit.prompt}]}
 
 
-def _message_fields(message: ChatMessage) -> Fields:
+def message_fields(message: ChatMessage) -> Fields:
+    """Return the fields of one message of a chat completion."""
     fields: Fields = {"role": message.role, "content": message.content}
     if message.tool_calls:
         fields["tool_calls"] = [

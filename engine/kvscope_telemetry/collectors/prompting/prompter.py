@@ -14,6 +14,7 @@ from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import HttpClient
 from kvscope_telemetry.collectors.prompting.completion_query import make_completion_query
 from kvscope_telemetry.collectors.prompting.exchange import SILENCE_S, Exchange
+from kvscope_telemetry.collectors.prompting.prompt_counter import PromptCounter
 from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
 from kvscope_telemetry.collectors.prompting.served_model import ServedModel
 from kvscope_telemetry.errors import BadInput, EngineDead
@@ -23,6 +24,7 @@ from kvscope_telemetry.messages.commands import (
     Abort,
     Command,
     Done,
+    EstimatePrompt,
     GetStatus,
     LoadedAdapter,
     Reply,
@@ -44,6 +46,7 @@ class Prompter:
         self._model = ServedModel(address)
         self._silence_s = silence_s
         self._box = ReplyBox()
+        self._counter = PromptCounter(address, self._model, self._box)
         self._lock = threading.Lock()
         self._exchanges: dict[str, tuple[Exchange, threading.Thread]] = {}
         self._is_closed = False
@@ -66,6 +69,9 @@ class Prompter:
             self._submit(command)
         elif isinstance(command, Abort):
             self._abort(command)
+        elif isinstance(command, EstimatePrompt):
+            _check_size(command)
+            self._counter.ask(command)
         elif isinstance(command, GetStatus):
             self._refresh_model()
         else:
@@ -78,7 +84,7 @@ class Prompter:
         return self._box.drain()
 
     def close(self) -> None:
-        """Abort all requests. Waits up to `_END_S` for the adapter query and as long again for the requests.
+        """Abort all requests. Waits up to `_END_S` each for token counts, the adapter query and the requests.
         Idempotent.
         """
         with self._lock:
@@ -86,6 +92,7 @@ class Prompter:
             exchanges = list(self._exchanges.values())
         self._box.close()
         self._model.close()
+        self._counter.close()
         if self._model_thread is not None:
             self._model_thread.join(_END_S)
         for exchange, _ in exchanges:
@@ -95,8 +102,7 @@ class Prompter:
             thread.join(max(deadline - time.monotonic(), 0))
 
     def _submit(self, submit: Submit) -> None:
-        if command_bytes(submit) > MAX_COMMAND_BYTES:
-            raise BadInput(f"a request of more than {MAX_COMMAND_BYTES >> 20} MB is not accepted")
+        _check_size(submit)
         try:
             query = make_completion_query(submit, self._address.engine)
         except BadInput as error:
@@ -143,3 +149,8 @@ class Prompter:
     def _remove(self, exchange: Exchange) -> None:
         with self._lock:
             self._exchanges.pop(exchange.request_id, None)
+
+
+def _check_size(command: Submit | EstimatePrompt) -> None:
+    if command_bytes(command) > MAX_COMMAND_BYTES:
+        raise BadInput(f"a request of more than {MAX_COMMAND_BYTES >> 20} MB is not accepted")

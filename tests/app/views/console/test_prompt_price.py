@@ -103,6 +103,13 @@ def test_reason_is_shown_if_the_engine_would_refuse_the_draft(priced_console, qt
     assert console.page.context.price.longest == "This prompt would not be accepted: the prompt is too long"
 
 
+def test_nothing_is_shown_if_the_server_cannot_be_asked(priced_console, qtbot):
+    console = priced_console
+    type_and_wait(console, qtbot, "draft")
+    console.reply(Failed(tag=questions(console)[-1].tag, reason="/tokenize not found", is_unanswered=True))
+    assert not console.page.context.price.isVisible()
+
+
 @pytest.mark.parametrize(
     ("fields", "limit", "text"),
     [

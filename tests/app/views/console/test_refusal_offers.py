@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
-from kvscope_telemetry.messages.commands import EstimatePrompt, PromptEstimate, Refused, Submit
+from kvscope_telemetry.messages.commands import EstimatePrompt, Failed, PromptEstimate, Refused, Submit
 
 LIMIT = 100
 REASON = "the prompt has 120 tokens: send at most 99"
@@ -77,6 +77,14 @@ def test_reason_is_shown_if_the_prompt_does_not_fit_even_alone(refused_console):
     estimate_questions(console, lambda messages: 2 * LIMIT)
     assert console.page.notice.text().startswith("Even alone, this prompt does not fit")
     assert sum(isinstance(command, Submit) for command in console.engine.source.sent) == 4
+
+
+def test_server_that_cannot_be_asked_is_not_taken_for_one_that_refuses(refused_console):
+    console = refused_console
+    console.card.offers.shorten.click()
+    question = next(command for command in console.engine.source.sent if isinstance(command, EstimatePrompt))
+    console.reply(Failed(reason="/tokenize not found", tag=question.tag, is_unanswered=True))
+    assert console.page.notice.text() == "The engine did not say how many turns fit: try again."
 
 
 def test_new_chat_has_the_prompt_as_its_draft_and_the_same_options(refused_console):

@@ -24,11 +24,14 @@ from kvscope_telemetry.collectors.own_api import reachable_address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import (
     Abort,
+    ChatMessage,
     Done,
+    EstimatePrompt,
     Failed,
     Finished,
     GetStatus,
     LoadedAdapter,
+    PromptEstimate,
     Refused,
     Submit,
     Tokens,
@@ -108,6 +111,13 @@ def test_prompts_go_to_the_api_and_commands_to_the_socket(watched: Any, fake: Fa
     watched.send(Abort(request_id="theirs"))
     (reply,) = replies_until(watched, bool)
     assert isinstance(reply, Failed), "the command must go to the engine, which does not support it here"
+
+
+def test_prompt_is_estimated_by_the_api(watched: Any, fake: FakeOpenAI) -> None:
+    fake.script = lambda call: call.answer(200, {"count": 9 if "messages" in call.body else 2, "tokens": []})
+    watched.send(EstimatePrompt(messages=(ChatMessage(role="user", content="hello world"),), tag=7))
+    (reply,) = replies_until(watched, bool)
+    assert reply == PromptEstimate(num_prompt_tokens=9, num_draft_tokens=2, tag=7)
 
 
 def test_api_lists_the_loaded_adapters(watched: Any, fake: FakeOpenAI) -> None:
