@@ -17,6 +17,7 @@ from kvscope_app.command_line import PROGRAM, Options, parse
 from kvscope_app.commands.compare import add_compare_parser
 from kvscope_app.commands.desktop_files import add_desktop_files_parser
 from kvscope_app.commands.export import add_export_parser
+from kvscope_app.commands.find import add_find_parser
 from kvscope_app.commands.fleet import add_fleet_parser
 from kvscope_app.commands.info import add_info_parser
 from kvscope_app.commands.record import add_record_parser
@@ -46,6 +47,7 @@ COMMANDS: Final = (
     add_recover_parser,
     add_compare_parser,
     add_fleet_parser,
+    add_find_parser,
     add_desktop_files_parser,
     add_replay_parser,
 )

@@ -59,6 +59,11 @@ LOCK_FILE_FLAGS: Final = (
 """Flags of `os.open` for a lock file. Add `os.O_CREAT` to create a missing one."""
 
 _PROCESSES: Final = Path("/proc")
+_UNIX_SOCKETS: Final = Path("/proc/net/unix")
+_UNIX_PATH_FIELD: Final = 7
+"""Index of the path among the fields of a line of `/proc/net/unix`."""
+_UNIX_ACCEPTS: Final = "00010000"
+"""Flags of a listening socket in `/proc/net/unix` (the kernel's `__SO_ACCEPTCON`)."""
 _START_FIELD: Final = 19
 """Index of the start time, in clock ticks since boot, among the fields of `/proc/PID/stat` after the command name."""
 _LOCKED_BYTE: Final = 1 << 43
@@ -266,6 +271,20 @@ def unread_bytes(descriptor: int) -> int:
         return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0])
     except OSError:
         return 0
+
+
+def listening_unix_sockets() -> list[Path]:
+    """Return the paths of all Unix sockets that accept connections, of any user. Empty on other systems than Linux."""
+    try:
+        lines = _UNIX_SOCKETS.read_text(errors="surrogateescape").splitlines()[1:]
+    except OSError:
+        return []
+    entries = [line.split(maxsplit=_UNIX_PATH_FIELD) for line in lines]
+    return [
+        Path(entry[_UNIX_PATH_FIELD])
+        for entry in entries
+        if len(entry) > _UNIX_PATH_FIELD and entry[_UNIX_PATH_FIELD][0] == "/" and entry[3] == _UNIX_ACCEPTS
+    ]
 
 
 def limit_of_open_files(wanted: int) -> int | None:

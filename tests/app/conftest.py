@@ -26,6 +26,7 @@ from tests.app.window_driver import load_only_views
 from tests.warm_python import PipedProcess, WarmPython
 from zmq.utils.garbage import GarbageCollectorThread
 
+from kvscope_app.window.dialogs import found_engines
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.telemetry import (
@@ -237,6 +238,12 @@ class FakeEngine:
 
 ENDING_S = 60.0
 WAIT_MS = 120_000
+
+
+@pytest.fixture(autouse=True)
+def _finds_no_local_engines(monkeypatch):
+    """The attach dialog must not find what else runs on this machine."""
+    monkeypatch.setattr(found_engines, "find_local_engines", tuple)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Dialog to attach to a running engine: its kind, address and credentials, or a saved connection.
+"""Dialog to attach to an engine: one that runs on this machine, a saved connection, or an address with credentials.
 
 Saved connections can also be renamed and deleted.
 """
@@ -17,6 +17,7 @@ from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, engine_kinds, field_text_of, kind_of
 from kvscope_app.window.dialogs.attach_fields import AttachFields
+from kvscope_app.window.dialogs.found_engines import FoundEngines
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.collectors.external_engines import find_engine
 from kvscope_telemetry.credentials.api_keys import keep_api_key, read_api_keys
@@ -55,10 +56,12 @@ class AttachDialog(Sheet):
         self._message.setProperty("look", "muted")
         self._message.setWordWrap(True)
         self.fields = AttachFields()
+        self.found_engines = FoundEngines()
         self._error_label = PlainLabel()
         self._error_label.setProperty("look", "warning")
         self._error_label.setWordWrap(True)
         self._error_label.hide()
+        self.column.addWidget(self.found_engines)
         self.column.addWidget(self.fields.engine_kinds, 0, Qt.AlignmentFlag.AlignLeft)
         self.column.addWidget(self._message)
         self.column.addLayout(self.fields.grid)
@@ -80,6 +83,9 @@ class AttachDialog(Sheet):
         fields.forget_button.clicked.connect(self._forget_selected)
         fields.pick_key.clicked.connect(self._pick_key_file)
         fields.pick_ca.clicked.connect(self._pick_ca_file)
+        self.found_engines.chosen.connect(self._choose_found)
+        self.found_engines.opened.connect(self._try_to_attach)
+        self.found_engines.changed.connect(self._fit_height)
 
     def _buttons(self) -> QHBoxLayout:
         attach_button = QPushButton(self._action)
@@ -134,6 +140,16 @@ class AttachDialog(Sheet):
         api_key = self._saved_api_key(connection.endpoint)
         self.fields.show_connection(connection, field_text_of(connection.endpoint), api_key)
         self.fields.forget_button.setEnabled(row > 0)
+
+    def _choose_found(self, address_text: str) -> None:
+        """Show the saved connection to this address, or else the address alone."""
+        endpoints = [connection.endpoint for connection in self._connections]
+        row = endpoints.index(address_text) + 1 if address_text in endpoints else 0
+        self.fields.saved_engines.setCurrentIndex(row)
+        self._choose(row)
+        if not row:
+            self._show_kind(kind_of(address_text))
+            self.fields.address_line.setText(field_text_of(address_text))
 
     def _saved_api_key(self, endpoint: str) -> str:
         try:

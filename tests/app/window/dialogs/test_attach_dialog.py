@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QListWidget, QWidget
 from tests.app import window_driver as driver
 
+from kvscope_app.window.dialogs import found_engines
 from kvscope_app.window.dialogs.attach_address import TypedAddress
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry import addresses
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.credentials.api_keys import api_keys_path, read_api_keys
 from kvscope_telemetry.credentials.key_ring import KeyRing
+from kvscope_telemetry.discovery.found_engine import FoundEngine
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.transport.connections import Connection, connections_path, read_connections, remember
@@ -217,3 +220,60 @@ def test_text_typed_into_the_attach_dialog_becomes_an_engine_address(typed, addr
 def test_invalid_typed_text_raises_bad_input(typed, words):
     with pytest.raises(BadInput, match=words):
         assert typed.address
+
+
+FOUND = (
+    FoundEngine("ipc:///tmp/a/telemetry", "kvscope", "org/SmolLM2"),
+    FoundEngine("vllm://127.0.0.1:8000", "vLLM"),
+    FoundEngine("http://127.0.0.1:11434", "Ollama", note="cannot be watched", can_attach=False),
+)
+
+
+@pytest.fixture
+def dialog_with_found_engines(open_dialog, qtbot, monkeypatch):
+    """Dialog whose search has found `FOUND`, and the list of the engines."""
+    monkeypatch.setattr(found_engines, "find_local_engines", lambda: FOUND)
+    dialog = open_dialog()
+    rows = driver.only_child(dialog, QListWidget)
+    qtbot.waitUntil(rows.isVisible, timeout=60_000)
+    return dialog, rows
+
+
+def test_selected_engine_of_those_found_fills_in_the_address(
+    dialog_with_found_engines, opened_addresses, without_address_checks
+):
+    dialog, rows = dialog_with_found_engines
+    assert driver.list_texts(rows)[0] == "kvscope  –  SmolLM2  –  ipc:///tmp/a/telemetry"
+    rows.setCurrentRow(1)
+    assert (dialog.fields.kind, dialog.fields.address_line.text()) == ("vllm", "127.0.0.1:8000")
+    rows.setCurrentRow(0)
+    driver.click_button(dialog, "Attach")
+    assert opened_addresses == [("ipc:///tmp/a/telemetry", None)]
+
+
+def test_double_click_on_a_found_engine_attaches_with_its_saved_name(
+    dialog_with_found_engines, opened_addresses, qtbot
+):
+    _, rows = dialog_with_found_engines
+    remember(Connection("ipc:///tmp/a/telemetry", label="mine"))
+    place = rows.visualItemRect(rows.item(0)).center()
+    qtbot.mouseClick(rows.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    qtbot.mouseDClick(rows.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    assert opened_addresses == [("ipc:///tmp/a/telemetry", None)]
+
+
+def test_engine_that_cannot_be_watched_is_listed_and_not_selectable(dialog_with_found_engines, opened_addresses, qtbot):
+    dialog, rows = dialog_with_found_engines
+    place = rows.visualItemRect(rows.item(2)).center()
+    qtbot.mouseClick(rows.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    qtbot.mouseDClick(rows.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    assert "cannot be watched" in driver.list_texts(rows)[2]
+    assert (dialog.fields.address_line.text(), opened_addresses) == ("", [])
+
+
+def test_search_that_finds_nothing_says_so_and_can_be_repeated(open_dialog, qtbot, monkeypatch):
+    dialog = open_dialog()
+    qtbot.waitUntil(lambda: "No engine found" in driver.visible_text(dialog), timeout=60_000)
+    monkeypatch.setattr(found_engines, "find_local_engines", lambda: FOUND)
+    driver.click_button(dialog, "Search Again")
+    qtbot.waitUntil(driver.only_child(dialog, QListWidget).isVisible, timeout=60_000)
