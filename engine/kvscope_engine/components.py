@@ -815,6 +815,7 @@ def _build_hello(
             fingerprints=config.fingerprints,
             eviction_order=True,
             prompt_estimates=loaded.tokenizer is not None,
+            completion_aborts=True,
         ),
         num_ranks=loaded.rank.count,
     )

@@ -216,13 +216,13 @@ class Engine:
             num_prompt_tokens=requests[0].num_prompt_tokens,
         )
 
-    def abort(self, request_id: str) -> None:
-        """Abort a request in any state. Unknown and finished requests are ignored. The next step returns its
-        `Finished`.
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Abort a request in any state, or only its completion `index`. Unknown and finished requests are ignored. The
+        next step returns the `Finished` of each aborted completion.
         """
         now_ns = time.monotonic_ns()
         for request in self._requests_by_client_id.get(request_id, ()):
-            if not request.is_finished:
+            if not request.is_finished and index in (None, request.index):
                 self.components.scheduler.abort(request, now_ns)
                 stream = self._streams_with_output[request.number] = self.streams[request.number]
                 stream.finish("abort", now_ns)

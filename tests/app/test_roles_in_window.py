@@ -104,7 +104,7 @@ def test_answer_ends_as_interrupted_if_its_abort_is_refused(engine, session, cha
     (abort,) = [command for command in engine.source.sent if isinstance(command, Abort)]
     engine.source.replies.append(Failed(reason="it is another client's", request_id=abort.request_id))
     session.poll()
-    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=120_000)
+    qtbot.waitUntil(lambda: not chat.is_writing(conversation.key), timeout=120_000)
     assert conversation.messages[-1].ending == "interrupted"
 
 
@@ -115,8 +115,8 @@ def test_stopped_answer_ends_after_a_timeout_without_a_final_reply(engine, sessi
     chat.stop(conversation)
     engine.source.replies.append(Done(request_id=engine.source.sent[-1].request_id))
     session.poll()
-    assert chat.answer_of(conversation.key) is not None
-    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=120_000)
+    assert chat.is_writing(conversation.key)
+    qtbot.waitUntil(lambda: not chat.is_writing(conversation.key), timeout=120_000)
     assert conversation.messages[-1].ending == "stopped"
 
 

@@ -178,6 +178,20 @@ def test_request_aborted_before_its_prompt_was_prepared_is_listed(make_engine: M
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
+def test_abort_of_one_completion_leaves_the_others(make_engine: Make, num_steps: int) -> None:
+    engine = make_engine()
+    engine.submit(submit_of("three", random_prompt(1), SamplingParams(n=3, max_tokens=8, ignore_eos=True)))
+    said: list[Tokens | Finished] = []
+    for _ in range(num_steps):
+        said += engine.step()
+    engine.abort("three", 0)  # the completion that computes the prompt
+    said += run_to_end(engine)
+    reasons = {last.index: last.finish_reason for last in finished_messages(said, "three")}
+    assert reasons == {0: "abort", 1: "length", 2: "length"}
+    assert num_active(engine) == 0
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 5])
 def test_abort_ends_every_completion_of_a_request(make_engine: Make, num_steps: int) -> None:
     engine = make_engine()
     several = SamplingParams(temperature=1.0, n=4, max_tokens=50, ignore_eos=True)

@@ -94,10 +94,11 @@ class ServedSimulation:
             num_prompt_tokens=requests[0].num_prompt_tokens,
         )
 
-    def abort(self, request_id: str) -> None:
-        """End a request; do nothing for an unknown one."""
-        for number in self._numbers.get(request_id, ()):
-            self.engine.abort(number)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or its completion `index`; do nothing for an unknown one."""
+        for completion, number in enumerate(self._numbers.get(request_id, ())):
+            if index in (None, completion):
+                self.engine.abort(number)
 
     def record_aborted(self, submit: Submit) -> None:
         """Tell of requests that were aborted before their prompts were read."""

@@ -260,6 +260,8 @@ class Dispatcher:
     def _submit_prepared(self, prepared: Prepared) -> None:
         if self._pending.pop(prepared):
             self._attempt(prepared.client, prepared.submit, lambda: self._submit(prepared))
+            for index in prepared.aborted_indexes:
+                self._abort(prepared.submit.request_id, index)
 
     def _submit(self, prepared: Prepared) -> Reply:
         client, submit = prepared.client, prepared.submit
@@ -279,21 +281,24 @@ class Dispatcher:
             is_own = self._open_requests.belongs_to(request_id, client) or self._pending.belongs_to(request_id, client)
             if not (command.anyones or is_own):
                 return refuse(command, f"request {request_id!r:.140} belongs to another client")
-            self._abort(request_id)
-        else:
+            self._abort(request_id, command.index)
+        elif command.index is None:
             for submit in self._receiver.remove_submits(client, request_id):
                 self._abort_prepared(Prepared(client, submit))
         return Done(request_id=request_id)
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, request_id: str, index: int | None = None) -> None:
         if request_id in self._pending:
-            self._abort_prepared(self._pending.cancel(request_id))
+            if index is None:
+                self._abort_prepared(self._pending.cancel(request_id))
+            else:
+                self._pending.abort_once_open(request_id, index)
             return
-        self._engine.abort(request_id)
+        self._engine.abort(request_id, index)
         self.needs_step = True
         if self._receiver.pausing_clients.is_paused:
             self._engine.snapshot(0)  # publishes what changed without a step
-            for client, message in self._open_requests.end_one(request_id, "abort"):
+            for client, message in self._open_requests.end_one(request_id, "abort", index):
                 self._send_or_retain(client, message)
 
     def _abort_prepared(self, prepared: Prepared) -> None:
@@ -399,6 +404,10 @@ class PendingSubmits:
         self._preparation.move(previous, client)
         for request_id in self.ids_of(previous):
             self._pending[request_id].client = client
+
+    def abort_once_open(self, request_id: str, index: int) -> None:
+        """Mark completion `index` to be aborted when the request has been submitted to the engine."""
+        self._pending[request_id].aborted_indexes.add(index)
 
     def cancel(self, request_id: str) -> Prepared:
         prepared = self._pending.pop(request_id)

@@ -55,6 +55,8 @@ class Prepared:
         self.token_ids: Future[list[int]] = Future()
         self._arrival_s = time.monotonic()
         self.is_wanted = True
+        self.aborted_indexes: set[int] = set()
+        """Indexes of the completions that were aborted before the engine received the request."""
 
     @property
     def is_small(self) -> bool:

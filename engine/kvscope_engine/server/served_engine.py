@@ -135,7 +135,8 @@ class ServedEngine(Protocol):
         prompt is tokenized here.
         """
 
-    def abort(self, request_id: str) -> None: ...
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Abort a request, or only its completion `index`."""
 
     def record_aborted(self, submit: Submit) -> None: ...
 

@@ -260,8 +260,10 @@ class OpenRequest:
     count: int = 1
     arrival_ns: int = field(default_factory=time.monotonic_ns)
 
-    def final_messages(self, reason: FinishReason, error: str) -> list[Finished]:
-        """Return a `Finished` message for each unfinished completion, for use when the engine cannot send them."""
+    def final_messages(self, reason: FinishReason, error: str, only: int | None = None) -> list[Finished]:
+        """Return a `Finished` message for each unfinished completion, or for completion `only`, for use when the engine
+        cannot send them.
+        """
         total_s = (time.monotonic_ns() - self.arrival_ns) / 1e9
         return [
             Finished(
@@ -273,6 +275,7 @@ class OpenRequest:
                 error=error,
             )
             for index, count in self.num_tokens.items()
+            if only in (None, index)
         ]
 
 
@@ -349,13 +352,13 @@ class OpenRequests:
     def ids(self) -> list[str]:
         return list(self._requests)
 
-    def end_one(self, request_id: str, reason: FinishReason) -> list[tuple[bytes, Finished]]:
-        """Close a request. Returns its `Finished` messages, each with the client; empty if the request is not open."""
+    def end_one(self, request_id: str, reason: FinishReason, index: int | None = None) -> list[tuple[bytes, Finished]]:
+        """Close a request, or only its completion `index`. Returns the `Finished` messages, each with the client; empty
+        if the request is not open.
+        """
         request = self._requests.get(request_id)
-        if request is None:
-            return []
-        self._remove(request)
-        return [(request.client, message) for message in request.final_messages(reason, "")]
+        messages = [] if request is None else request.final_messages(reason, "", index)
+        return [(client, message) for message in messages if (client := self.client_of(message)) is not None]
 
     def end_all(self, reason: FinishReason, error: str = "") -> list[tuple[bytes, Finished]]:
         requests = list(self._requests.values())

@@ -75,6 +75,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     fingerprints: bool = False
     prompt_estimates: bool = False
     """Whether `EstimatePrompt` is answered, at the command socket or at the engine's API."""
+    completion_aborts: bool = False
+    """Whether one of a request's several completions can be aborted (`Abort.index`)."""
     counters: bool = True
     """Whether the totals in `Counters` are those of a single engine. If several engines answer in turn at one
     address, the totals are meaningless.

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import MAX_COMPLETIONS, SamplingParams
 from kvscope_telemetry.messages.telemetry import Hello, Progress, Snapshot
 
 MAX_COMMAND_BYTES: Final = 8 << 20
@@ -105,6 +105,10 @@ class Abort(_Command, frozen=True, kw_only=True):
     equal those of the Submit, both commands are in the same queue, so the Abort is executed after the Submit.
     """
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    index: Annotated[int, msgspec.Meta(ge=0, le=MAX_COMPLETIONS - 1)] | None = None
+    """Index of the only completion to abort; None aborts all. Requires `Capabilities.completion_aborts`: other engines
+    ignore the index and abort all completions.
+    """
 
 
 class EstimatePrompt(_Command, frozen=True, kw_only=True):

@@ -237,9 +237,9 @@ class FakeEngine:
             num_prompt_tokens=len(submit.prompt),
         )
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, index: int | None = None) -> None:
         for completion in self.running:
-            if completion.request_id == request_id:
+            if completion.request_id == request_id and index in (None, completion.index):
                 completion.num_left, completion.reason = 0, "abort"
 
     def record_aborted(self, submit: Submit) -> None:

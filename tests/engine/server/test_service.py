@@ -213,6 +213,25 @@ def test_abort_ends_a_request_at_once_and_can_be_repeated(
     assert not running.engine.running
 
 
+@pytest.mark.parametrize("state", ["running", "being prepared", "paused"])
+def test_one_completion_is_aborted_and_the_others_continue(
+    start_service: Callable[..., Running], client: Client, state: str
+) -> None:
+    start_service(prompt_s=0.3 if state == "being prepared" else 0.0)
+    client.wait_ready()
+    client.send(submit("a", "slow", n=3, max_tokens=ENDLESS))
+    if state != "being prepared":
+        client.receive(Accepted)
+    if state == "paused":
+        client.ask(Control(action="pause"), Done)
+    client.send(Abort(request_id="a", index=1))
+    assert client.receive(Finished).index == 1
+    if state == "paused":
+        client.ask(Control(action="resume"), Done)
+    client.send(Abort(request_id="a"))
+    assert {client.receive(Finished).index for _ in range(2)} == {0, 2}
+
+
 def test_client_cannot_abort_the_request_of_another_client(
     start_service: Callable[..., Running], new_client: Callable[[], Client]
 ) -> None:

@@ -1,32 +1,28 @@
 """Chat controller: owns all conversations and the unfinished answers, and connects them to the session. No widgets.
 
-Several answers may be written concurrently, one per conversation. Received text is passed on in batches every
-`FLUSH_MS`, independent of the rate of tokens.
+Several answers may be written concurrently: in several conversations, or to the same prompt. Received text is passed on
+in batches every `FLUSH_MS`, independent of the rate of tokens.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.session import Session
-from kvscope_app.ui.model_name import model_name
 from kvscope_app.ui.number_text import count
+from kvscope_app.views.console.answer_requests import answer_requests
 from kvscope_app.views.console.attachments import Attachment
-from kvscope_app.views.console.chat_answer import ChatAnswer
+from kvscope_app.views.console.chat_answer import AnswerPhase, ChatAnswer
 from kvscope_app.views.console.conversation import (
     Conversation,
     Draft,
     Message,
-    messages_to_send,
     new_conversation,
-    sampling_to_send,
     title_from,
 )
 from kvscope_app.views.console.conversation_saver import ConversationSaver
@@ -41,10 +37,8 @@ from kvscope_telemetry.messages.commands import (
     Finished,
     Refused,
     Reply,
-    Submit,
     Tokens,
 )
-from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40
@@ -57,10 +51,10 @@ class Chat(QObject):
     """Emitted when conversations were added or removed, or when their title or activity changed."""
     messages_changed = Signal(str)
     """Emitted with the key of a conversation when its messages or its shown path have changed."""
-    text_added = Signal(str)
-    """Emitted with the key of a conversation when its unfinished answer got more text."""
+    text_added = Signal(str, object)
+    """Emitted with the key of a conversation and an unfinished answer of it (a `Message`) that got more text."""
     answer_changed = Signal(str)
-    """Emitted with the key of a conversation when the phase or statistics of its answer changed."""
+    """Emitted with the key of a conversation when the phase or statistics of an unfinished answer changed."""
     answer_ended = Signal(str, object)
     """Emitted with the key of the conversation and the complete message when an answer has ended."""
     notified = Signal(str)
@@ -70,13 +64,13 @@ class Chat(QObject):
         super().__init__(parent)
         self.follow_on_map = True
         self._session = session
-        self._answers: dict[str, ChatAnswer] = {}
+        self._answers: list[ChatAnswer] = []
         self._epoch: int | None = None
         loaded = store.load()
         self.warnings = loaded.warnings
         self.conversations: list[Conversation] = loaded.conversations or [new_conversation()]
         self._drafts = loaded.drafts
-        self._saver = ConversationSaver(store, self.conversations, self._drafts, self._is_writing, self)
+        self._saver = ConversationSaver(store, self.conversations, self._drafts, self.is_writing, self)
         self._saver.notified.connect(self.notified)
         self._saver.messages_changed.connect(self.messages_changed)
         self._saver.conversations_changed.connect(self._on_external_change)
@@ -99,8 +93,9 @@ class Chat(QObject):
     def find(self, key: str) -> Conversation | None:
         return next((c for c in self.conversations if c.key == key), None)
 
-    def answer_of(self, key: str) -> ChatAnswer | None:
-        return next((a for a in self._answers.values() if a.conversation.key == key), None)
+    def answers_of(self, key: str) -> list[ChatAnswer]:
+        """Return the unfinished answers of a conversation: several if they answer the same prompt."""
+        return [answer for answer in self._answers if answer.conversation.key == key]
 
     def draft_of(self, key: str) -> Draft:
         """Return the unsent text of a conversation. Call `mark_draft_changed` after a change to it."""
@@ -136,7 +131,7 @@ class Chat(QObject):
         an empty one with the same options.
         """
         self.stop(conversation)
-        self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
+        self._answers = [answer for answer in self._answers if answer.conversation is not conversation]
         self.conversations.remove(conversation)
         self._saver.delete(conversation)  # the draft stays in memory, for `restore`
         if not self.conversations:
@@ -187,23 +182,25 @@ class Chat(QObject):
         self._saver.mark_changed(conversation)
 
     def ask(self, conversation: Conversation, prompt: str, attachments: Sequence[Attachment] = ()) -> None:
-        """Send a prompt, with files before it, after the shown messages. The answer is written into a new message."""
+        """Send a prompt, with files before it, after the shown messages. Its answers, `Conversation.num_answers`, are
+        written into new messages.
+        """
         if not conversation.named and not conversation.messages:
             conversation.title = title_from(prompt)
         conversation.append("user", prompt, attachments)
-        self._submit(conversation)
+        self._submit(conversation, conversation.num_answers)
 
     def regenerate(self, conversation: Conversation, answer: Message) -> None:
         """Generate another version of `answer`. The previous version is kept."""
-        if self.answer_of(conversation.key) is None and answer.role == "assistant":
+        if not self.is_writing(conversation.key) and answer.role == "assistant":
             conversation.last = answer.parent
-            self._submit(conversation)
+            self._submit(conversation, 1)
 
     def send_edited(
         self, conversation: Conversation, edited: Message, prompt: str, attachments: Sequence[Attachment] = ()
     ) -> None:
         """Send `prompt` as another version of the prompt `edited`. The previous version is kept."""
-        if self.answer_of(conversation.key) is None:
+        if not self.is_writing(conversation.key):
             conversation.last = edited.parent
             self.ask(conversation, prompt, attachments)
 
@@ -211,11 +208,11 @@ class Chat(QObject):
         """Send `prompt` again as another version, with which the messages before the one with key `starts_at` are left
         out. If that is the prompt's own key, it is sent alone.
         """
-        if self.answer_of(conversation.key) is None:
+        if not self.is_writing(conversation.key):
             conversation.last = prompt.parent
             again = conversation.append("user", prompt.content, prompt.attachments)
             again.starts_at = again.key if starts_at == prompt.key else starts_at
-            self._submit(conversation)
+            self._submit(conversation, conversation.num_answers)
 
     def show_path(self, conversation: Conversation, last: str) -> None:
         """Show the messages up to the one with key `last`. The next prompt is sent with them."""
@@ -224,17 +221,23 @@ class Chat(QObject):
             self._saver.mark_changed(conversation)
             self.messages_changed.emit(conversation.key)
 
-    def stop(self, conversation: Conversation) -> None:
-        """Ask the engine to stop the answer. The answer ends when the engine confirms it."""
-        answer = self.answer_of(conversation.key)
-        if answer is None:
-            return
-        answer.set_stopping()
+    def stop(self, conversation: Conversation, message: Message | None = None) -> None:
+        """Ask the engine to stop the answer `message`, or all unfinished answers of the conversation. Answers end when
+        the engine confirms it.
+        """
+        answers = [answer for answer in self.answers_of(conversation.key) if message in (None, answer.message)]
+        aborts = {}
+        for answer in answers:
+            answer.set_stopping()
+            index = None if message is None else answer.index
+            aborts[answer.request_id] = Abort(request_id=answer.request_id, index=index)
         try:
-            self._session.send(Abort(request_id=answer.request_id))
+            for abort in aborts.values():
+                self._session.send(abort)
         except KvscopeError as error:
             self.notified.emit(str(error))
-        self.answer_changed.emit(conversation.key)
+        if answers:
+            self.answer_changed.emit(conversation.key)
 
     def is_written_elsewhere(self, conversation: Conversation) -> bool:
         """Whether another window is writing an answer in this conversation. The answer's text appears here when it is
@@ -250,15 +253,15 @@ class Chat(QObject):
 
     def flush(self) -> None:
         """Pass on the text received since the last call, and remove the answers that have ended."""
-        for answer in list(self._answers.values()):
+        for answer in list(self._answers):
             key = answer.conversation.key
             has_new_text, answer.has_new_text = answer.has_new_text, False
             self._find_number(answer)
             if has_new_text:
-                self.text_added.emit(key)
+                self.text_added.emit(key, answer.message)
                 self._saver.mark_answer_changed(answer.conversation)
             if answer.is_ended:
-                del self._answers[answer.request_id]
+                self._answers.remove(answer)
                 self._saver.mark_changed(answer.conversation)
                 self.answer_ended.emit(key, answer.message)
                 self.conversations_changed.emit()
@@ -269,54 +272,57 @@ class Chat(QObject):
 
     def shut_down(self) -> str:
         """Mark unfinished answers as interrupted and save. Returns a message for the user, or ""."""
-        for answer in self._answers.values():
+        for answer in self._answers:
             if not answer.is_ended:
                 answer.end("interrupted", "the window was closed")
         self.flush()
         return self._saver.shut_down()
 
-    def _is_writing(self, key: str) -> bool:
-        return self.answer_of(key) is not None
+    def is_writing(self, key: str) -> bool:
+        """Whether this window is writing an answer in the conversation with this key."""
+        return bool(self.answers_of(key))
 
-    def _submit(self, conversation: Conversation) -> None:
+    def _submit(self, conversation: Conversation, num_answers: int) -> None:
         self._epoch = self._session.live_mirror.epoch
-        hello = self._session.live_mirror.hello
-        messages = messages_to_send(conversation, with_token_ids=self.is_own_engine)
-        sampling = sampling_to_send(conversation, hello.model.sampling if hello else ModelSampling())
-        if not self.is_own_engine:
-            sampling = msgspec.structs.replace(sampling, logprobs=None)
-        request_id, message = f"chat-{secrets.token_hex(6)}", conversation.append("assistant")
-        answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens, model_name(hello))
-        self._answers[request_id] = answer
-        adapter = conversation.adapter
-        self._send(answer, Submit(request_id=request_id, messages=messages, sampling=sampling, adapter=adapter))
+        messages, hello = conversation.append_answers(num_answers), self._session.live_mirror.hello
+        requests = answer_requests(conversation, messages, hello, self._epoch or 0, is_own_engine=self.is_own_engine)
+        for request in requests:
+            self._answers += request.answers
+            self._send(request.answers, request.submit)
         self._flush_timer.start()
         self._saver.mark_changed(conversation)
         self._saver.save()  # save now, so that other windows see that an answer is being written here
         self._move_to_top(conversation)
         self.messages_changed.emit(conversation.key)
 
-    def _send(self, answer: ChatAnswer, command: Command) -> None:
+    def _send(self, answers: Iterable[ChatAnswer], command: Command) -> None:
+        refusal = ""
         try:
             if not self._session.send(command):
-                self._end_as_refused(answer, "the engine accepts no prompts now")
+                refusal = "the engine accepts no prompts now"
         except KvscopeError as error:
-            self._end_as_refused(answer, str(error))
-
-    def _end_as_refused(self, answer: ChatAnswer, reason: str) -> None:
-        answer.end("refused", reason)
+            refusal = str(error)
+        for answer in answers if refusal else ():
+            answer.end("refused", refusal)
 
     def _on_replies(self, replies: Iterable[Reply]) -> None:
         for reply in replies:
-            if isinstance(reply, Failed) and reply.request_id in self._answers:
-                self._answers[reply.request_id].end("interrupted", reply.reason)
-            elif isinstance(reply, Done) and reply.request_id in self._answers:
-                # The engine has processed the Abort. The answer ends with its Finished, which normally follows.
-                QTimer.singleShot(STOP_TIMEOUT_MS, self, partial(self._end_as_lost, self._answers[reply.request_id]))
-            elif isinstance(reply, Tokens | Accepted | Finished | Refused):
-                answer = self._answers.get(reply.request_id)
-                if answer is not None:
-                    self._on_reply(answer, reply)
+            if isinstance(reply, Failed | Done | Tokens | Accepted | Finished | Refused) and reply.request_id:
+                for answer in self._answers:
+                    if answer.request_id == reply.request_id:
+                        self._on_reply_of_request(answer, reply)
+
+    def _on_reply_of_request(
+        self, answer: ChatAnswer, reply: Failed | Done | Tokens | Accepted | Finished | Refused
+    ) -> None:
+        if isinstance(reply, Failed):
+            answer.end("interrupted", reply.reason)
+        elif isinstance(reply, Done):
+            # The engine has processed the Abort. The answer ends with its Finished, which normally follows.
+            if answer.phase is AnswerPhase.STOPPING:
+                QTimer.singleShot(STOP_TIMEOUT_MS, self, partial(self._end_as_lost, answer))
+        elif not isinstance(reply, Tokens | Finished) or reply.index == (answer.index or 0):
+            self._on_reply(answer, reply)
 
     def _on_reply(self, answer: ChatAnswer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
@@ -339,7 +345,8 @@ class Chat(QObject):
             answer.end("stopped", "the engine sent no reason")
 
     def _select(self, answer: ChatAnswer) -> None:
-        if self.follow_on_map and answer.message.stats.number:
+        is_shown = answer.message.key == answer.conversation.last
+        if self.follow_on_map and is_shown and answer.message.stats.number:
             self._session.selection.select_request(answer.message.stats.number)
 
     def _find_number(self, answer: ChatAnswer) -> None:
@@ -357,7 +364,7 @@ class Chat(QObject):
         is_other_engine = self._epoch is not None and epoch is not None and epoch != self._epoch
         if status.state is SourceState.ENDED or is_other_engine:
             reason = status.reason or "the engine stopped"
-            for answer in self._answers.values():
+            for answer in self._answers:
                 if not answer.is_ended:
                     answer.end("interrupted", reason)
         self._epoch = epoch if epoch is not None else self._epoch

@@ -30,7 +30,8 @@ class AnswerPhase(Enum):
 class ChatAnswer:
     """Unfinished answer, whose text and statistics are written to `message` as replies arrive.
 
-    `max_tokens` is the requested limit, or None for as many tokens as fit.
+    `max_tokens` is the requested limit, or None for as many tokens as fit. `index` is that of the completion, or
+    None if the request has only one.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class ChatAnswer:
         epoch: int,
         max_tokens: int | None = None,
         model: str = "",
+        index: int | None = None,
     ) -> None:
         self.request_id = request_id
+        self.index = index
         self.conversation = conversation
         self.message = message
         self.phase = AnswerPhase.SENT
@@ -71,7 +74,8 @@ class ChatAnswer:
     def set_accepted(self, reply: Accepted) -> None:
         if self.phase is AnswerPhase.SENT:
             self.phase = AnswerPhase.QUEUED
-        number = reply.numbers[0] if reply.numbers else 0
+        index = self.index or 0
+        number = reply.numbers[index] if index < len(reply.numbers) else 0
         self._update(number=number, num_prompt_tokens=reply.num_prompt_tokens)
 
     def set_number(self, number: int) -> None:

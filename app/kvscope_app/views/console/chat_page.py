@@ -65,6 +65,7 @@ _NOT_READY = {
 _WRITTEN_ELSEWHERE: Final = "Another window is generating an answer in this conversation"
 _WAIT_HINT: Final = "An answer is being written: send when it has ended, or stop it with Esc."
 _EDITING: Final = "Editing a prompt: Send adds a new version, and the old one is kept."
+_SAME_ANSWERS: Final = "At temperature 0, all answers to a prompt are the same: choose a higher one in the options."
 _LIST_WIDTH: Final = 220
 
 
@@ -119,6 +120,7 @@ class ChatPage(QWidget):
         self._model.refresh()
         self._show_row()
         self.options.show_conversation(conversation)
+        self.composer.answer_count.show_number(conversation.num_answers)
         self.show_messages()
 
     def show_turn(self, turn: ChatTurn) -> None:
@@ -181,25 +183,24 @@ class ChatPage(QWidget):
             return self.head.cancel_rename
         if self._draft.edited:
             return self._cancel_edit
-        answer = self.chat.answer_of(self.current.key)
-        is_stoppable = answer is not None and answer.phase is not AnswerPhase.STOPPING
+        answers = self.chat.answers_of(self.current.key)
+        is_stoppable = any(answer.phase is not AnswerPhase.STOPPING for answer in answers)
         return partial(self.chat.stop, self.current) if is_stoppable else None
 
     def show_status(self) -> None:
         self.options.show_adapters(self.session.status.adapters)
-        answer, blocked = self.chat.answer_of(self.current.key), self.why_blocked()
+        answers, blocked = self.chat.answers_of(self.current.key), self.why_blocked()
         self.composer.show_state(
-            is_writing=answer is not None,
-            is_stopping=answer is not None and answer.phase is AnswerPhase.STOPPING,
+            is_writing=bool(answers),
+            is_stopping=all(answer.phase is AnswerPhase.STOPPING for answer in answers),
             blocked=blocked,
         )
         self.transcript.show_state(
-            None if answer is None else answer.message,
-            "" if answer is None else progress_text(answer, self.session),
+            {answer.message.key: progress_text(answer, self.session) for answer in answers},
             can_ask=not blocked,
             can_estimate=self.session.estimates_prompts,
         )
-        if self._is_send_notice and answer is None and not blocked:
+        if self._is_send_notice and not answers and not blocked:
             self.show_message("")
         self.sample_buttons.set_available(self.session.accepts_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
@@ -288,7 +289,7 @@ class ChatPage(QWidget):
             self._push_undo("editing a prompt", last_before)
 
     def regenerate(self, answer: Message) -> None:
-        if self.why_blocked() or self.chat.answer_of(self.current.key) is not None:
+        if self.why_blocked() or self.chat.is_writing(self.current.key):
             return
         last_before = self.current.last
         self.chat.regenerate(self.current, answer)
@@ -306,7 +307,7 @@ class ChatPage(QWidget):
     def _on_fitting_turns(self, conversation: Conversation, prompt: Message, starts_at: str) -> None:
         """Send `prompt` without the oldest turns, unless the user has gone on to something else meanwhile."""
         is_shown = conversation is self.current and prompt in conversation.path
-        if is_shown and not self.why_blocked() and self.chat.answer_of(conversation.key) is None:
+        if is_shown and not self.why_blocked() and not self.chat.is_writing(conversation.key):
             last_before = conversation.last
             self.chat.send_without_oldest(conversation, prompt, starts_at)
             self._push_undo("leaving out the oldest turns", last_before)
@@ -330,7 +331,7 @@ class ChatPage(QWidget):
     def _on_sample_prompt(self, prompt: str) -> None:
         """Send `prompt`, or insert it into the prompt field if it cannot be sent now or the field has text."""
         has_text = bool(self.composer.edit.toPlainText().strip())
-        if self.why_blocked() or self.chat.answer_of(self.current.key) is not None or has_text:
+        if self.why_blocked() or self.chat.is_writing(self.current.key) or has_text:
             self.composer.set_text(prompt)
         else:
             self._send_prompt(prompt)
@@ -352,6 +353,11 @@ class ChatPage(QWidget):
         self.estimator.update_later()
         self.presets.show_current()
         self.show_status()
+
+    def _on_num_answers(self, number: int) -> None:
+        self.current.num_answers = number
+        self.chat.mark_changed(self.current)
+        self.show_message(_SAME_ANSWERS if number > 1 and self.options.is_greedy else "")
 
     def _on_edit(self, prompt: Message) -> None:
         draft = self._draft
@@ -435,17 +441,16 @@ class ChatPage(QWidget):
             return
         self.head.begin_rename(self.current.title)
 
-    def _on_text(self, key: str) -> None:
-        answer = self.chat.answer_of(key)
-        if key == self.current.key and answer is not None:
-            self.transcript.show_text(answer.message)
+    def _on_text(self, key: str, message: Message) -> None:
+        if key == self.current.key:
+            self.transcript.show_text(message)
 
     def _on_answer(self, key: str) -> None:
         if key != self.current.key:
             return
-        answer = self.chat.answer_of(key)
+        is_streaming = all(answer.phase is AnswerPhase.WRITING for answer in self.chat.answers_of(key))
         now_s = time.monotonic()
-        if answer is None or answer.phase is not AnswerPhase.WRITING or now_s - self._last_stats_s >= STATS_INTERVAL_S:
+        if not is_streaming or now_s - self._last_stats_s >= STATS_INTERVAL_S:
             self._last_stats_s = now_s
             self.show_status()
 
@@ -518,6 +523,7 @@ class ChatPage(QWidget):
         self.composer.sent.connect(self._on_send)
         self.composer.refused.connect(self._on_not_sent)
         self.composer.stop.clicked.connect(lambda: self.chat.stop(self.current))
+        self.composer.answer_count.chosen.connect(self._on_num_answers)
         self.composer.edit.textChanged.connect(self._on_typed)
         self.cancel_edit.clicked.connect(self._cancel_edit)
         self.sample_buttons.chosen.connect(self._on_sample_prompt)
@@ -530,6 +536,7 @@ class ChatPage(QWidget):
         self.fitter.failed.connect(self.show_message)
         self.transcript.edit_requested.connect(self._on_edit)
         self.transcript.version_requested.connect(self._on_version)
+        self.transcript.stop_requested.connect(lambda message: self.chat.stop(self.current, message))
         self.transcript.request_clicked.connect(self._on_request)
         self.chat.conversations_changed.connect(self._on_conversations_changed)
         self.chat.messages_changed.connect(self._on_messages)

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QPushButton, QSizePol
 
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import set_icon, set_look, tool_button
+from kvscope_app.views.console.answer_count import AnswerCountButton
 
 MAX_LINES = 8
 _RECORDING_SUFFIXES = (".mcap", ".mcap.part")
@@ -141,6 +142,7 @@ class Composer(QWidget):
         self.stop = QPushButton("Stop")
         self.button = QPushButton("Send")
         self.attach = tool_button("Attach", "Attach text files, which are sent before the prompt")
+        self.answer_count = AnswerCountButton()
         self._is_writing = False
         self._blocked = ""
         row = QHBoxLayout(self)
@@ -149,10 +151,11 @@ class Composer(QWidget):
         row.addWidget(self.stop, 0, Qt.AlignmentFlag.AlignBottom)
         row.addWidget(self.attach, 0, Qt.AlignmentFlag.AlignBottom)
         row.addWidget(self.edit, 1)
+        row.addWidget(self.answer_count, 0, Qt.AlignmentFlag.AlignBottom)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
         set_look(self.stop, "danger")
         set_look(self.button, "primary")
-        self.stop.setToolTip("Stop this answer (Esc)")
+        self.stop.setToolTip("Stop the answer (Esc)")
         self.stop.hide()
         self.edit.sent.connect(self._send)
         self.edit.textChanged.connect(self._show_button)
@@ -169,7 +172,7 @@ class Composer(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        for button in (self.stop, self.attach, self.button):
+        for button in (self.stop, self.attach, self.answer_count, self.button):
             button.setFixedHeight(self.edit.height_of(1))
 
     def apply_theme(self, theme: Theme) -> None:

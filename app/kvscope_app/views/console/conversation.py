@@ -21,6 +21,8 @@ from kvscope_telemetry.messages.commands import ChatMessage, EstimatePrompt
 from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling, SamplingParams
 
 NEW_TITLE: Final = "New conversation"
+MAX_ANSWERS: Final = 4
+"""Maximum number of answers to one prompt that are generated together."""
 MAX_TITLE_CHARS: Final = 60
 DEFAULT_SAMPLING: Final = SamplingParams(max_tokens=512)
 """Sampling options of a new conversation. Options that are unset have the values in the model's generation config.
@@ -89,6 +91,8 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Files sent before the text of a prompt."""
     written_s: float = 0.0
     """Time when the prompt was sent, also for its answer, in seconds since 1970; 0 if unknown."""
+    batch: str = ""
+    """Identifier that is common to the answers requested together, side by side; "" for a single answer."""
 
     @property
     def sent_text(self) -> str:
@@ -109,6 +113,8 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     system: str = ""
     sampling: SamplingParams = DEFAULT_SAMPLING
     adapter: str = ""
+    num_answers: int = 1
+    """Number of answers requested for each new prompt, 1 to `MAX_ANSWERS`."""
     messages: list[Message] = []
     """Every version of every prompt and answer, in the order written. Messages are never removed."""
     last: str = ""
@@ -117,6 +123,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Time of the last change, in seconds since 1970."""
 
     def __post_init__(self) -> None:
+        self.num_answers = min(max(self.num_answers, 1), MAX_ANSWERS)
         for index, message in enumerate(self.messages):
             if not message.key:
                 message.key, message.parent = str(index), self.last
@@ -162,17 +169,39 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.last = message.key
         return message
 
+    def append_answers(self, num_answers: int) -> list[Message]:
+        """Append unfinished answers to the last message, as versions of each other. The path continues with the
+        first.
+        """
+        prompt, batch = self.last, secrets.token_hex(6) if num_answers > 1 else ""
+        answers = []
+        for _ in range(num_answers):
+            self.last = prompt
+            answers.append(self.append("assistant"))
+            answers[-1].batch = batch
+        self.last = answers[0].key
+        return answers
+
+    def batch_of(self, message: Message) -> list[Message]:
+        """Return the answers that were requested together with `message`, including itself, oldest first."""
+        return [
+            each for each in self.versions(message) if each is message or (each.batch and each.batch == message.batch)
+        ]
+
     def versions(self, message: Message) -> list[Message]:
         """Return all versions of `message`, including itself, oldest first."""
         return [other for other in self.messages if other.parent == message.parent]
 
     def newest_end(self, message: Message) -> str:
-        """Return the key of the last message that follows `message` if the newest version is chosen at each step."""
-        newest_after = {other.parent: other.key for other in self.messages}
-        key = message.key
-        while key in newest_after:
-            key = newest_after.pop(key)
-        return key
+        """Return the key of the message written last among those that follow `message`, on any path. Of answers that
+        were requested together, it is the first.
+        """
+        following, last = {message.key}, message
+        for other in self.messages:
+            if other.parent in following:
+                following.add(other.key)
+                last = other
+        return self.batch_of(last)[0].key if last is not message else last.key
 
 
 class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -210,7 +239,7 @@ def new_conversation(template: Conversation | None = None) -> Conversation:
     conversation = Conversation(key=secrets.token_hex(8), changed_s=time.time())
     if template is not None:
         conversation.system, conversation.sampling = template.system, template.sampling
-        conversation.adapter = template.adapter
+        conversation.adapter, conversation.num_answers = template.adapter, template.num_answers
     return conversation
 
 

@@ -65,7 +65,7 @@ class ConversationModel(QAbstractListModel):
         if not 0 <= index.row() < len(self._shown):
             return None
         conversation = self._shown[index.row()]
-        is_writing = self._chat.answer_of(conversation.key) is not None
+        is_writing = self._chat.is_writing(conversation.key)
         if role == Qt.ItemDataRole.DisplayRole:
             return f"● {conversation.title}" if is_writing else conversation.title
         if role == Qt.ItemDataRole.EditRole:

@@ -33,7 +33,8 @@ class MessageCard(QFrame):
     regenerate_requested = Signal()
     edit_requested = Signal()
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, number: int = 0) -> None:
+        """`number` is the number of the answer among those that were requested together, from 1; 0 for a single one."""
         super().__init__()
         self.message = message
         self._is_answer = message.role == "assistant"
@@ -41,7 +42,8 @@ class MessageCard(QFrame):
         self.offers = RefusalOffers()
         self.offers.hide()
         self.setObjectName("answer" if self._is_answer else "prompt")
-        self.role_label = ElidedLabel("Answer" if self._is_answer else "You")
+        name = f"Answer {number}" if number else "Answer"
+        self.role_label = ElidedLabel(name if self._is_answer else "You")
         self.role_label.setProperty("look", "muted")
         self.role_label.setToolTip(exact_time(message.written_s))
         self.body = TextBody(self.role_label.text())

@@ -123,6 +123,12 @@ class OptionsPanel(QWidget):
         """Reason why the options are invalid, in one line; empty if they are valid."""
         return self.error.text()
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the most likely one, so that further answers to a prompt would be the same."""
+        sampling = self._conversation.sampling if self._conversation is not None else DEFAULT_SAMPLING
+        return (sampling.temperature if sampling.temperature is not None else self._default_temperature) == 0
+
     def show_conversation(self, conversation: Conversation) -> None:
         self._conversation = None  # filling in the fields is not a change
         if self.system.toPlainText() != conversation.system:
@@ -147,6 +153,7 @@ class OptionsPanel(QWidget):
             return
         self._model = model
         defaults = sampling_defaults(model)
+        self._default_temperature = defaults.temperature
         for field in FIELDS:
             if field.name in LEFT_TO_THE_MODEL:
                 is_from_model = getattr(model, field.name) is not None

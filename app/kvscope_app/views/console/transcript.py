@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from PySide6.QtCore import QEvent, QSize, Qt, Signal
@@ -9,6 +11,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.views.console.answer_group import AnswerGroup
 from kvscope_app.views.console.conversation import Conversation, Message, omitted_keys
 from kvscope_app.views.console.message_card import MessageCard
 from kvscope_app.views.console.to_end_button import ToEndButton
@@ -16,6 +19,19 @@ from kvscope_app.views.console.to_end_button import ToEndButton
 MESSAGES_PER_PAGE: Final = 40
 """Number of messages shown at first, and added by "Show earlier messages"."""
 _NEAR_END_PX: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptRow:
+    """One message, or the answers to a prompt that were requested together."""
+
+    widget: MessageCard | AnswerGroup
+    cards: list[MessageCard]
+
+    def shows(self, messages: Sequence[Message]) -> bool:
+        return len(messages) == len(self.cards) and all(
+            card.message is message for card, message in zip(self.cards, messages, strict=True)
+        )
 
 
 class Transcript(QScrollArea):
@@ -26,7 +42,9 @@ class Transcript(QScrollArea):
     shorten_requested = Signal(object)
     """Like `new_chat_requested`, emitted with the answer that was refused because its prompt was too long."""
     version_requested = Signal(object)
-    """Emitted when the user clicks a version button of a message, with the version (a `Message`) to show."""
+    """Emitted when the user chooses a version of a message or one of several answers, with the `Message` to show."""
+    stop_requested = Signal(object)
+    """Emitted with one of several answers that shall be stopped."""
     comparison_requested = Signal(object, object)
     """Emitted with a message and the version to compare its blocks with, None to end the comparison."""
     block_chosen = Signal(object, int)
@@ -38,7 +56,7 @@ class Transcript(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.cards: list[MessageCard] = []
+        self._rows: list[TranscriptRow] = []
         self._theme: Theme = DARK
         self._conversation: Conversation | None = None
         self._first_shown = 0
@@ -58,6 +76,11 @@ class Transcript(QScrollArea):
         self.verticalScrollBar().rangeChanged.connect(self._on_range)
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
 
+    @property
+    def cards(self) -> list[MessageCard]:
+        """Cards of all messages shown, also of answers that are side by side, oldest first."""
+        return [card for row in self._rows for card in row.cards]
+
     def minimumSizeHint(self) -> QSize:
         """Return a width that fits the widest card, because there is no horizontal scroll bar."""
         bar = self.verticalScrollBar().sizeHint().width()
@@ -76,16 +99,19 @@ class Transcript(QScrollArea):
             self._set_card_widths()
             self.to_end.show_new_text()
 
-    def show_state(self, written: Message | None, progress: str, *, can_ask: bool, can_estimate: bool) -> None:
-        """Show the engine's progress on `written`, the answer being written, or None if no answer is being written.
+    def show_state(self, progress: Mapping[str, str], *, can_ask: bool, can_estimate: bool) -> None:
+        """Show the engine's progress on the answers being written, a text by key of the answer.
 
         `can_ask` says whether a prompt can be sent now, `can_estimate` whether the engine estimates prompts.
         """
+        last = "" if self._conversation is None else self._conversation.last
         for card in self.cards:
-            is_written = card.message is written
-            card.show_state(progress if is_written else "", can_ask=can_ask and written is None)
-            is_newest = card is self.cards[-1]
-            card.show_offers(is_newest=is_newest, can_shorten=can_ask and can_estimate and written is None)
+            key = card.message.key
+            card.show_state(progress.get(key, ""), can_ask=can_ask and not progress)
+            card.show_offers(is_newest=key == last, can_shorten=can_ask and can_estimate and not progress)
+        for row in self._rows:
+            if isinstance(row.widget, AnswerGroup):
+                row.widget.show_unfinished(progress.keys())
         self._set_card_widths()
 
     def show_end(self, message: Message) -> None:
@@ -98,8 +124,11 @@ class Transcript(QScrollArea):
     def apply_theme(self, theme: Theme) -> None:
         self._theme = theme
         self.to_end.apply_theme(theme)
-        for card in self.cards:
-            card.apply_theme(theme)
+        for row in self._rows:
+            if isinstance(row.widget, AnswerGroup):
+                row.widget.apply_theme(theme)
+            for card in row.cards:
+                card.apply_theme(theme)
 
     def scroll_to_end(self) -> None:
         """Scroll to the newest text, and follow text that arrives later."""
@@ -129,26 +158,42 @@ class Transcript(QScrollArea):
         path = conversation.path
         # the path of another version may be shorter
         self._first_shown = min(self._first_shown, max(len(path) - MESSAGES_PER_PAGE, 0))
-        shown = path[self._first_shown :]
+        shown = [[message] for message in path[self._first_shown :]]
+        if shown:
+            shown[-1] = conversation.batch_of(path[-1])
         num_same = 0
-        while num_same < min(len(shown), len(self.cards)) and self.cards[num_same].message is shown[num_same]:
+        while num_same < min(len(shown), len(self._rows)) and self._rows[num_same].shows(shown[num_same]):
             num_same += 1
-        for card in self.cards[num_same:]:
-            self._column.removeWidget(card)
-            card.hide()
-            card.deleteLater()
-        del self.cards[num_same:]
-        for message in shown[num_same:]:
-            card = MessageCard(message)
-            self._connect(card)
-            card.apply_theme(self._theme)
-            self._column.insertWidget(self._column.count() - 1, card)
-            self.cards.append(card)
-        for card in self.cards:
-            versions = [message.key for message in conversation.versions(card.message)]
-            card.versions.show_versions(versions.index(card.message.key), len(versions))
+        for row in self._rows[num_same:]:
+            self._column.removeWidget(row.widget)
+            row.widget.hide()
+            row.widget.deleteLater()
+        del self._rows[num_same:]
+        for messages in shown[num_same:]:
+            self._rows.append(self._new_row(messages))
+            self._column.insertWidget(self._column.count() - 1, self._rows[-1].widget)
+        for row in self._rows:
+            if isinstance(row.widget, AnswerGroup):
+                row.widget.show_chosen(conversation.last)
+            for card in row.cards:
+                versions = [message.key for message in conversation.versions(card.message)]
+                can_switch = len(versions) > len(row.cards)
+                card.versions.show_versions(versions.index(card.message.key), len(versions), can_switch=can_switch)
         self._show_left_out()
         self._earlier.setVisible(self._first_shown > 0)
+
+    def _new_row(self, messages: Sequence[Message]) -> TranscriptRow:
+        is_group = len(messages) > 1
+        cards = [MessageCard(message, number if is_group else 0) for number, message in enumerate(messages, 1)]
+        for card in cards:
+            self._connect(card)
+            card.apply_theme(self._theme)
+        if not is_group:
+            return TranscriptRow(cards[0], cards)
+        group = AnswerGroup(cards, self._theme)
+        group.chosen.connect(self.version_requested)
+        group.stop_requested.connect(self.stop_requested)
+        return TranscriptRow(group, cards)
 
     def _show_left_out(self) -> None:
         if self._conversation is not None:

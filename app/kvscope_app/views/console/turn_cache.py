@@ -87,8 +87,7 @@ class TurnCache(QObject):
                 self._unrecorded.discard(key)
 
     def _on_answer_changed(self, key: str) -> None:
-        answer = self._chat.answer_of(key)
-        if answer is not None:
+        for answer in self._chat.answers_of(key):
             self._add_unrecorded(answer.message.stats)
 
     def _add_unrecorded(self, stats: AnswerStats) -> None:
@@ -101,10 +100,11 @@ class TurnCache(QObject):
         answers = [card.message for card in self._transcript.cards if card.message.role == "assistant"]
         chains = [self._chains.get(answer.stats.epoch, answer.stats.number) for answer in answers]
         index = HashIndex(mirror, [chain for chain in chains if chain is not None])
-        path = conversation.path
+        shown_path = conversation.path
         breaks: dict[str, PrefixBreak] = {}
         for card in self._transcript.cards:
             if card.message.role == "assistant":
+                path = shown_path if card.message in shown_path else conversation.path_to(card.message.key)
                 previous = _previous_answer(path, card.message)
                 self._show_blocks(card, mirror, index, previous)
                 breaks |= self._break_of(card.message, path, previous, conversation)
@@ -128,10 +128,20 @@ class TurnCache(QObject):
     def _break_of(
         self, answer: Message, path: Sequence[Message], previous: Message | None, conversation: Conversation
     ) -> dict[str, PrefixBreak]:
-        """Return where the prefix of the answer's prompt ended, by the key of the message whose card shows it."""
+        """Return where the prefix of the answer's prompt ended, by the key of the message whose card shows it.
+
+        Empty for further answers that were requested together, which share the first one's blocks.
+        """
         mirror, stats = self._session.live_mirror, answer.stats
         position = path.index(answer)
-        if not position or why_unknown(mirror, stats) or mirror.hello is None or not mirror.hello.cache.prefix_caching:
+        is_further = conversation.batch_of(answer)[0] is not answer
+        if (
+            not position
+            or is_further
+            or why_unknown(mirror, stats)
+            or mirror.hello is None
+            or not mirror.hello.cache.prefix_caching
+        ):
             return {}
         row = mirror.requests.row_of(stats.number)
         if row is None or mirror.requests.state[row] == RequestState.WAITING:

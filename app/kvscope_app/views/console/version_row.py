@@ -40,8 +40,12 @@ class VersionRow(QWidget):
         self.compare.clicked.connect(self._on_compare)
         self.show_versions(0, 1)
 
-    def show_versions(self, index: int, num_versions: int) -> None:
-        """Show the number of this version, `index` (from 0) of `num_versions`."""
+    def show_versions(self, index: int, num_versions: int, *, can_switch: bool = True) -> None:
+        """Show the number of this version, `index` (from 0) of `num_versions`. `can_switch` is False if all are
+        visible.
+        """
+        for widget in (self.previous, self.version, self.next):
+            widget.setVisible(can_switch)
         self._index, self._num_versions = index, num_versions
         self.version.setText(f"{index + 1}/{num_versions}")
         self.previous.setEnabled(index > 0)

@@ -368,7 +368,9 @@ def test_tokens_per_second_of_an_unfinished_answer_exclude_time_with_a_paused_en
     assert console.session.live_mirror.stops.stopped_ns(0, 10_000 * ms) == 8_000 * ms
     now_s[0] += 10.0
     console.token("b")
-    assert console.chat.answer_of(console.page.current.key).message.stats.tokens_per_s == pytest.approx(0.5, rel=0.01)
+    assert console.chat.answers_of(console.page.current.key)[0].message.stats.tokens_per_s == pytest.approx(
+        0.5, rel=0.01
+    )
 
 
 def test_waiting_answer_states_that_the_engine_is_paused(console):

@@ -175,7 +175,7 @@ def test_two_conversations_are_answered_concurrently(console, qtbot):
     console.token("AAA", first)
     assert console.card.body.toPlainText() == "aaaAAA"
     console.finish("length", first)
-    assert console.chat.answer_of(console.page.current.key) is None
+    assert not console.chat.is_writing(console.page.current.key)
     assert console.page.combo.itemText(0) == "● second"
 
 
@@ -346,7 +346,7 @@ def test_narrow_composer_wraps_the_reason_why_nothing_can_be_sent(qtbot):
     composer = Composer()
     composer.apply_theme(THEMES["dark"])  # the button that attaches files is an icon only with a theme
     qtbot.addWidget(composer)
-    composer.resize(300, 100)
+    composer.resize(340, 100)
     composer.show()
     one_line = composer.edit.height()
     composer.show_state(is_writing=False, is_stopping=False, blocked="transformers accepts no prompts")
@@ -453,7 +453,7 @@ def test_partial_answer_is_saved_while_it_is_written(console, qtbot, tmp_path, m
     console.token("half an ans")
     store = ConversationStore(tmp_path / "conversations")
     qtbot.waitUntil(lambda: "half an ans" in store.load().conversations[0].messages[-1].content, timeout=120_000)
-    assert console.chat.answer_of(console.page.current.key) is not None  # the answer is still being written
+    assert console.chat.is_writing(console.page.current.key)  # the answer is still being written
 
 
 def test_narrow_console_truncates_nothing(console, qtbot):
@@ -475,7 +475,7 @@ def test_answer_finds_its_request_by_id_if_the_engine_reports_no_number(console,
     engine.frame((), new_requests=(engine.requests[6],))
     poll(console.session)
     console.token("Hi")
-    assert console.chat.answer_of(console.page.current.key).message.stats.number == 6
+    assert console.chat.answers_of(console.page.current.key)[0].message.stats.number == 6
 
 
 def set_adapters(console, *names):
