@@ -18,7 +18,7 @@ from kvscope_telemetry.options import options_of
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-sys.path.insert(0, str(Path(__file__).parent))  # for command_reference
+sys.path.insert(0, str(Path(__file__).parent))  # for command_reference and query_reference
 
 project = "kvscope"
 author = "the kvscope authors"
@@ -31,6 +31,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinxcontrib.mermaid",
     "command_reference",
+    "query_reference",
 ]
 myst_enable_extensions = ["colon_fence"]
 myst_fence_as_directive = ["mermaid"]

@@ -73,6 +73,7 @@ FORMATS: Final = (
 TABLES: Final = (
     TableKind("metrics", "second", "tables", "metrics_table"),
     TableKind("requests", "request", "tables", "requests_table"),
+    TableKind("steps", "step", "steps_table", "steps_table"),
     TableKind("events", "event", "tables", "events_table"),
     TableKind("bookmarks", "bookmark or alarm", "tables", "bookmarks_table"),
     TableKind("devices", "device and sample", "devices_table", "devices_table"),

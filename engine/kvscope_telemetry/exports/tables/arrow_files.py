@@ -24,21 +24,22 @@ def require_pyarrow(suffix: str) -> None:
 
 def write_parquet(table: Table, file: BinaryIO) -> None:
     importlib.import_module("pyarrow.parquet").write_table(
-        _as_arrow(table), file, compression="zstd", row_group_size=_ROWS_A_GROUP
+        arrow_table(table), file, compression="zstd", row_group_size=_ROWS_A_GROUP
     )
 
 
 def write_arrow(table: Table, file: BinaryIO) -> None:
-    pa, arrow_table = _pyarrow(), _as_arrow(table)
-    with pa.ipc.new_file(file, arrow_table.schema) as writer:
-        writer.write_table(arrow_table, max_chunksize=_ROWS_A_GROUP)
+    pa, content = _pyarrow(), arrow_table(table)
+    with pa.ipc.new_file(file, content.schema) as writer:
+        writer.write_table(content, max_chunksize=_ROWS_A_GROUP)
 
 
 def _pyarrow() -> Any:
     return importlib.import_module("pyarrow")
 
 
-def _as_arrow(table: Table) -> Any:
+def arrow_table(table: Table) -> Any:
+    """Return the table as a `pyarrow.Table`."""
     pa = _pyarrow()
     types: dict[str, Any] = {
         "int": pa.int64(),

@@ -13,6 +13,7 @@ import numpy as np
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
+from kvscope_telemetry.exports.tables.metrics_descriptions import DESCRIPTIONS
 from kvscope_telemetry.exports.tables.recording_description import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -205,13 +206,13 @@ def _achieved(name: str, done: str, unit: str, overview: SessionOverview, rows: 
 
 
 def _metric(name: str, overview: SessionOverview, rows: slice) -> Column:
-    values = overview.column(name)[rows]
+    values, description = overview.column(name)[rows], DESCRIPTIONS.get(name, "")
     if name.endswith("_s") or name in _FLOATS:
-        return Column(name, "float", values, unit_of(name))
+        return Column(name, "float", values, unit_of(name), description)
     if np.isnan(values).any():
         known = [None if np.isnan(value) else int(value) for value in values.tolist()]
-        return Column(name, "int", known, unit_of(name))
-    return Column(name, "int", values.astype(np.int64), unit_of(name))
+        return Column(name, "int", known, unit_of(name), description)
+    return Column(name, "int", values.astype(np.int64), unit_of(name), description)
 
 
 def _state(history: RequestHistory) -> str:

@@ -1,0 +1,1 @@
+"""SQL queries over the tables of a recording."""
