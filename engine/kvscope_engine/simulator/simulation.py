@@ -19,6 +19,7 @@ from kvscope_engine.policy.state_pool import StatePool, max_recorded_tokens
 from kvscope_engine.policy.state_slots import host_slots, slots_and_blocks
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_engine.simulator.costs.cost_model import CostModel
+from kvscope_engine.simulator.decode_run import DecodeRun
 from kvscope_engine.simulator.group_use import GroupTally
 from kvscope_engine.simulator.kv_layout import KVLayout
 from kvscope_engine.simulator.recorded_drafter import recorded_drafter
@@ -164,10 +165,11 @@ class StepObserver(Protocol):
 class Simulation:
     """A pool, a scheduler, and a clock that starts at 0 ns. Deterministic: equal setups give equal runs.
 
-    Raises BadInput for an allocator that does not exist or cannot manage such a pool.
+    Without `samples_memory`, the tally has no memory use, and the simulation is faster. Raises BadInput for an
+    allocator that does not exist or cannot manage such a pool.
     """
 
-    def __init__(self, setup: SimulationSetup) -> None:
+    def __init__(self, setup: SimulationSetup, *, samples_memory: bool = True) -> None:
         limits = setup.limits
         self._workload = setup.workload
         self._num_blocks = limits.num_blocks
@@ -230,8 +232,20 @@ class Simulation:
         self._num_added = 0
         self.now_ns = 0
         self.step_count = 0
-        self.tally = SimulationTally(None if block_layout is None else GroupTally(block_layout))
+        self.tally = SimulationTally(
+            None if block_layout is None else GroupTally(block_layout), samples_memory=samples_memory
+        )
         self._observer: StepObserver | None = None
+        has_decode_runs = (
+            block_layout is None
+            and setup.allocator == "paged"
+            and self.mover is None
+            and self.states is None
+            and self._drafter is None
+        )
+        self._decode_run = DecodeRun(self.scheduler, self.pool, self._decode_step_ns) if has_decode_runs else None
+        self._blocked_state: tuple[int, ...] | None = None
+        """`_queue_state` after a step that admitted, preempted and ended no request."""
 
     def observe(self, observer: StepObserver) -> None:
         self._observer = observer
@@ -246,12 +260,18 @@ class Simulation:
             pass
 
     def advance(self) -> bool:
-        """Run one step, or jump to the next arrival if nothing can run. Returns False once all requests have ended."""
+        """Run one step, or several in which requests only decode, or jump to the next arrival if nothing can run.
+
+        Returns False once all requests have ended.
+        """
         self._add_arrivals()
-        started_ns = self.now_ns
+        if self._advance_decodes():
+            return True
+        started_ns, queue_state = self.now_ns, self._queue_state()
         plan = self._schedule()
         if plan.scheduled:
             self._step(plan, self.now_ns - started_ns)
+            self._blocked_state = queue_state if queue_state == self._queue_state() else None
             return True
         if self.scheduler.requests:
             raise self._stuck_error()
@@ -261,6 +281,39 @@ class Simulation:
             return False
         self.now_ns = max(self.now_ns, self._workload.requests[self._num_added].arrival_ns)
         return True
+
+    def _queue_state(self) -> tuple[int, ...]:
+        scheduler = self.scheduler
+        return self._num_added, scheduler.num_running, scheduler.totals.preemptions, self.tally.num_ended
+
+    def _advance_decodes(self) -> bool:
+        """Run steps in which requests only decode, if they need no observer and no sample of the memory."""
+        scheduler, decode_run = self.scheduler, self._decode_run
+        if decode_run is None or self._observer is not None:
+            return False
+        is_under_load = scheduler.num_waiting > 0
+        # While blocks are only allocated, a waiting request that was not admitted in the last step does not fit either.
+        if is_under_load and (self.tally.samples_memory or self._blocked_state != self._queue_state()):
+            return False
+        running = scheduler.running
+        num_steps = decode_run.num_steps(running)
+        if num_steps < 1:
+            return False
+        until_ns = None
+        if self._num_added < self.num_requests and scheduler.num_waiting < self._max_queued:
+            until_ns = self._workload.requests[self._num_added].arrival_ns
+        steps = decode_run.run(running, num_steps, self.step_count + 1, self.now_ns, until_ns)
+        self.step_count += steps.num_steps
+        self.now_ns = steps.now_ns
+        self.tally.add_decode_steps(steps.num_steps, len(running), is_under_load=is_under_load)
+        scheduler.changes.drain()
+        return steps.num_steps > 0
+
+    def _decode_step_ns(self, num_requests: int, context: int) -> int:
+        return self._varied(self._cost.decode_step_ns(num_requests, context))
+
+    def _varied(self, elapsed_ns: int) -> int:
+        return max(1, round(elapsed_ns * self._random.choice(self._variation))) if self._variation else elapsed_ns
 
     def _schedule(self) -> StepPlan:
         """Plan the next step, and advance the clock by the time that the step waits for lower tiers."""
@@ -273,9 +326,7 @@ class Simulation:
 
     def _step(self, plan: StepPlan, waited_ns: int) -> None:
         self.step_count += 1
-        elapsed_ns = self._cost.step_ns(plan, self._attention_layout)
-        if self._variation:
-            elapsed_ns = max(1, round(elapsed_ns * self._random.choice(self._variation)))
+        elapsed_ns = self._varied(self._cost.step_ns(plan, self._attention_layout))
         self.now_ns += elapsed_ns
         self.scheduler.prefill_rate.observe(plan, elapsed_ns / 1e9)
         if plan.has_drafts:

@@ -22,8 +22,10 @@ class SimulationTally:
     Times are in ns on the run's clock.
     """
 
-    def __init__(self, groups: GroupTally | None = None) -> None:
-        self.groups = groups
+    def __init__(self, groups: GroupTally | None = None, *, samples_memory: bool = True) -> None:
+        """`samples_memory`: whether `memory` and `groups` are counted, which takes a part of each step's time."""
+        self.groups = groups if samples_memory else None
+        self.samples_memory = samples_memory
         self.num_steps = 0
         self.num_scheduled = 0
         self.num_scheduled_under_load = 0
@@ -75,7 +77,19 @@ class SimulationTally:
             self.groups.add(pool)
         if scheduler.num_waiting:
             self.num_scheduled_under_load += batch
-            self.memory.add(kv_use(pool, _holders(plan, scheduler)))
+            if self.samples_memory:
+                self.memory.add(kv_use(pool, _holders(plan, scheduler)))
+
+    def add_decode_steps(self, num_steps: int, num_requests: int, *, is_under_load: bool) -> None:
+        """Count committed steps that computed one token for each of `num_requests`. `memory` and `groups` get no sample
+        of them.
+        """
+        num_scheduled = num_steps * num_requests
+        self.num_steps += num_steps
+        self.num_scheduled += num_scheduled
+        self.num_computed_tokens += num_scheduled
+        if is_under_load:
+            self.num_scheduled_under_load += num_scheduled
 
     def record_loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
         """Count and remove the blocks in `origins`, which maps blocks loaded in this step to their tiers.

@@ -5,6 +5,7 @@ Owns the mirror. Frames are applied in batches, which is faster. Must not depend
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError
@@ -33,6 +34,11 @@ class Follower:
         the last one.
         """
         return self._continuity.is_lost
+
+    @property
+    def pending(self) -> Sequence[Frame]:
+        """Frames that were accepted since the last `apply_pending`."""
+        return self._pending
 
     def feed(self, message: TelemetryMessage) -> None:
         """Process the next message. Messages other than snapshots and frames are ignored."""

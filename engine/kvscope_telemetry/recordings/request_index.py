@@ -13,6 +13,7 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.chunk_decoder import TimedMessage
+from kvscope_telemetry.recordings.prompt_hashes import PromptHashes
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.running_time import RunningTime
 
@@ -182,23 +183,16 @@ class _RequestReader:
         numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
         started = self._unhashed.intersection(numbers[outputs > 0].tolist())
         self._unhashed -= started
-        self._follower.apply_pending()
+        if not started:
+            return
+        hashes = PromptHashes(self._follower)
         for number in started:
-            self._update_request(number, prefix_hashes=self._prefix_hashes(number), first_token_ns=time_ns)
+            self._update_request(number, prefix_hashes=self._prefix_hashes(hashes, number), first_token_ns=time_ns)
 
-    def _prefix_hashes(self, number: int) -> tuple[int, ...]:
-        mirror = self._follower.mirror
-        row = mirror.requests.row_of(number)
-        if self._follower.is_lost or mirror.hello is None or row is None:
-            return ()
-        cache, requests = mirror.hello.cache, mirror.requests
-        num_full = int(requests.num_prompt_tokens[row]) // cache.block_size
-        for group, size in enumerate(cache.block_sizes):
-            table = requests.table(number, group)[:num_full]
-            if size == cache.block_size and (table >= cache.num_reserved_blocks).all():  # no block was freed
-                hashes: list[int] = mirror.ledger.hash[table].tolist()
-                return tuple(hashes) if any(hashes) else ()
-        return ()
+    def _prefix_hashes(self, hashes: PromptHashes, number: int) -> tuple[int, ...]:
+        assert self._epoch is not None, "a request without an epoch"
+        request = self._requests.get((self._epoch, number))
+        return () if request is None else hashes.of(number, request.num_prompt_tokens)
 
     def _record_ended(self, rows: RequestRows, time_ns: int) -> None:
         is_end = np.frombuffer(rows.state, "u1") == RequestState.FINISHED

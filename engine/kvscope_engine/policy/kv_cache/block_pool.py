@@ -213,8 +213,13 @@ class BlockPool:
         self._mark_cached(unreferenced[is_hashed])
         self._clear(unreferenced[~is_hashed])
 
-    def record_write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
-        """Record that request `owners[i]` wrote to `blocks[i]`, which now has `filled[i]` used token slots."""
+    def record_write(
+        self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int | Sequence[int]
+    ) -> None:
+        """Record that request `owners[i]` wrote to `blocks[i]`, which now has `filled[i]` used token slots.
+
+        `step`: the step of all writes, or of each.
+        """
         ids, ledger = np.array(blocks, np.int64), self.ledger
         ledger.filled[ids] = filled
         ledger.owner[ids] = owners

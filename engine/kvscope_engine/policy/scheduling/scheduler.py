@@ -159,6 +159,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def running(self) -> list[Request]:
+        """Running requests in the order of their rank."""
+        return list(self._running)
+
+    @property
     def num_waiting(self) -> int:
         """Number of queued requests: new requests, preempted requests, and forks that wait for their parent's
         prompt.

@@ -74,6 +74,13 @@ class CostModel:
             num_pairs += count * start + count * (count + 1) // 2
         return self._step_ns(len(plan.scheduled), num_tokens, self.kv_bytes_per_token * context, num_pairs)
 
+    def decode_step_ns(self, num_requests: int, context: int) -> int:
+        """Return the time of a step that computes one token for each request, in ns. All layers have full attention.
+
+        `context`: number of tokens that the requests have after the step, in total.
+        """
+        return self._step_ns(num_requests, num_requests, self.kv_bytes_per_token * context, context)
+
     def _step_ns(self, num_requests: int, num_tokens: int, kv_bytes: float, pairs: float) -> int:
         num_bytes = self.weight_bytes + kv_bytes
         flops = self.flops_per_token * num_tokens + self.attention_flops_per_pair * pairs

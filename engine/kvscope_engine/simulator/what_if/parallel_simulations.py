@@ -19,7 +19,7 @@ from kvscope_engine.simulator.what_if.compared_figures import SimulatedTimes, si
 from kvscope_telemetry.errors import KvscopeError
 
 _REPORT_S: Final = 0.2
-_STEPS_PER_CHECK: Final = 256
+_ADVANCES_PER_CHECK: Final = 256
 
 
 def simulate_all(setups: Sequence[SimulationSetup], report: Callable[[float], object]) -> list[SimulatedTimes]:
@@ -76,9 +76,10 @@ def _run(setups: Sequence[tuple[int, SimulationSetup]], connection: Connection, 
     gc.set_threshold(100_000)
     try:
         for index, setup in setups:
-            simulation, reported_s = Simulation(setup), monotonic()
+            simulation, reported_s, num_advances = Simulation(setup, samples_memory=False), monotonic(), 0
             while simulation.advance():
-                if simulation.step_count % _STEPS_PER_CHECK == 0:
+                num_advances += 1
+                if num_advances % _ADVANCES_PER_CHECK == 0:
                     if os.getppid() != parent:
                         return
                     if monotonic() - reported_s > _REPORT_S:
