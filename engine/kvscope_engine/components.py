@@ -59,6 +59,7 @@ from kvscope_engine.model.runner.step_memory import logits_width, max_batched_to
 from kvscope_engine.model.runner.virtual_cache import VirtualCache, virtual_cache
 from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_engine.model.verification.hook_check import check_hook
+from kvscope_engine.model.verification.passed_checks import PassedChecks
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_allocation, make_pool
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
@@ -450,7 +451,9 @@ def _load_ready_model(
     _device_info(loaded.device, loaded.dtype)  # measures and caches the device's limits while memory is free
     fingerprint = _fingerprint(config, loaded)  # before fusing, which removes the weights' names
     progress(Progress(stage="warm up"))
-    fused = make_ready_to_run(loaded.module, loaded.quantization)
+    damaged: list[str] = []
+    fused = make_ready_to_run(loaded.module, loaded.quantization, PassedChecks(loaded.identity, damaged.append))
+    loaded = replace(loaded, notes=(*loaded.notes, *damaged))
     check_options_with_own_forward(config, loaded)
     tiles = proven_tiles(loaded) if config.deterministic else ()
     lora = LoraAdapters(config, loaded, adapters, leader) if config.has_lora else None  # before memory is measured

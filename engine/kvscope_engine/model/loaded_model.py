@@ -38,6 +38,11 @@ class LoadedModel:
     """Lines of text for the user about how the weights were loaded."""
     fingerprint: str = ""
     """Hash of the configuration and the loaded weights; empty unless KV on disk persists between starts."""
+    identity: str = ""
+    """Text of everything that determines the weights and the code on this machine, under which results of checks are
+    stored (`model_identity`). Empty if nothing may be stored: on a GPU, with several ranks, weights in host memory, or
+    random weights.
+    """
     rank: Rank = ALONE
     shardings: Mapping[str, LinearSharding] = field(default_factory=dict)
     """Sharding of the linear layers by name; empty with a single rank."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +17,10 @@ import msgspec
 from kvscope_engine.json_cache import read_entry, write_entry
 from kvscope_engine.model.loader.download.default_model import default_gguf_path
 from kvscope_engine.model.loader.download.model_names import parse_model_name
+from kvscope_engine.program_identity import program_identity
 from kvscope_telemetry.messages.memory_plan import PlanAnswer
-from kvscope_telemetry.program_version import program_version
 
 _KIND: Final = "plans"
-_PACKAGES: Final = ("kvscope_engine", "kvscope_kernels", "kvscope_telemetry")
-_SOURCES: Final = (".py", ".c", ".h")
 
 
 def plan_identity(model: str, options: dict[str, Any]) -> str:
@@ -37,7 +33,7 @@ def plan_identity(model: str, options: dict[str, Any]) -> str:
     config = _config_identity(model)
     if not config:
         return ""
-    return json.dumps({"model": model, "config": config, "options": options, "program": _program_identity()})
+    return json.dumps({"model": model, "config": config, "options": options, "program": program_identity()})
 
 
 def stored_answers(identity: str, report: Callable[[str], None]) -> list[PlanAnswer]:
@@ -74,22 +70,3 @@ def _config_identity(model: str) -> list[Any]:
         return [hashlib.sha256(path.read_bytes()).hexdigest()]
     status = path.stat()
     return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def _program_identity() -> list[Any]:
-    """Return versions, and a hash of the sizes and times of kvscope's source files, which change in a checkout."""
-    digest = hashlib.sha256()
-    for package in _PACKAGES:
-        spec = find_spec(package)
-        for folder in map(Path, (spec.submodule_search_locations if spec is not None else None) or ()):
-            for path in sorted(path for path in folder.rglob("*") if path.suffix in _SOURCES):
-                status = path.stat()
-                digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return [program_version(), *map(_version, ("torch", "transformers")), digest.hexdigest()]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

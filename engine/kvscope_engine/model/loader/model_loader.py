@@ -44,6 +44,7 @@ from kvscope_engine.model.loader.gguf.gguf_entries import is_intact
 from kvscope_engine.model.loader.gguf.gguf_file import gguf_file
 from kvscope_engine.model.loader.image_layers import image_layers
 from kvscope_engine.model.loader.model_fingerprint import model_fingerprint
+from kvscope_engine.model.loader.model_identity import model_identity
 from kvscope_engine.model.loader.quantization_choice import (
     choose_quantization,
     option_of,
@@ -140,13 +141,17 @@ def _load(
     sampling = model_sampling(config.generation_config, folder, file)
     quantization = choose_quantization(config, device, dtype, recipe, file)
     notes: list[str] = []
-    is_whole = rank.is_alone and not config.cpu_offload_gb
+    identity, is_whole = "", rank.is_alone and not config.cpu_offload_gb
     source = device if is_whole else torch.device("cpu")  # files are memory-mapped there: only what is kept is read
     if name.kind == "dummy":
         module = random_model(full_config, dtype, source, config.seed, progress)
     else:
         load_args = folder, full_config, dtype, source, name.text, progress
-        module, notes = _module(check_weights(folder), recipe, quantization, load_args)
+        weights_files = check_weights(folder)
+        module, notes = _module(weights_files, recipe, quantization, load_args)
+        if is_whole and device.type == "cpu":
+            files = [config_file, *weights_files, *([] if file is None else [file.path])]
+            identity = model_identity(files, dtype, quantization)
     shardings = shard_model(module, rank, name.text)
     if not rank.is_alone:
         module.to(device)
@@ -174,6 +179,7 @@ def _load(
         quantization=quantization,
         notes=(*(device_notes(config.device, device) if rank.index == 0 else ()), *notes),
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
+        identity=identity,
         rank=rank,
         shardings=shardings,
     )

@@ -102,7 +102,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return dtype
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if _cpu_flags() & BF16_INSTRUCTIONS else torch.float32
+    return torch.bfloat16 if cpu_flags() & BF16_INSTRUCTIONS else torch.float32
 
 
 def free_bytes(device: torch.device) -> int:
@@ -131,7 +131,7 @@ def _unusable_reason() -> str:
     return f"{reason}; CUDA {torch.version.cuda} of this torch needs an NVIDIA driver{driver}"
 
 
-def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     for line in lines_of(cpuinfo):
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())

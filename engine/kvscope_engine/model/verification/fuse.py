@@ -34,6 +34,7 @@ from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_lay
 from kvscope_engine.model.verification.eager_check import FUSED_SLACK, NUM_NUDGES, first_fault, paged_trace
 from kvscope_engine.model.verification.hook_check import check_hook, pop_plain_trace
 from kvscope_engine.model.verification.layer_trace import Trace, nudged
+from kvscope_engine.model.verification.passed_checks import PassedChecks
 from kvscope_engine.model.verification.trial import Trial, run_trial
 from kvscope_telemetry.errors import BadInput
 
@@ -61,10 +62,11 @@ class FusedCounts:
     """Number of layers counted in `experts` whose experts have the 4-bit weights of the checkpoint."""
 
 
-def fuse_model(module: nn.Module, quantization: str = "none") -> FusedCounts:
+def fuse_model(module: nn.Module, quantization: str = "none", passed: PassedChecks | None = None) -> FusedCounts:
     """Replace the parts that have equivalent fused ones, in place. Further calls return the first result.
 
-    With a `quantization` other than "none", weights are rounded last, after all checks (`round_linears`).
+    With a `quantization` other than "none", weights are rounded last, after all checks (`round_linears`). If `passed`
+    has a record of the model, parts are replaced according to it without comparing their results.
 
     Raises:
         BadInput: The architecture's attention is not supported (`hook_check`), or the fused model gives other results
@@ -72,20 +74,21 @@ def fuse_model(module: nn.Module, quantization: str = "none") -> FusedCounts:
     """
     counts: FusedCounts | None = getattr(module, "kvscope_fused_model", None)
     if counts is None:
-        check_hook(module)
+        passed = passed or PassedChecks()
+        check_hook(module, passed)
         own = own_forward(module)
-        counts = _fuse(module, quantization) if own is None else _round_own(module, own, quantization)
+        counts = _fuse(module, quantization, passed) if own is None else _round_own(module, own, quantization)
         module.kvscope_fused_model = counts  # type: ignore[assignment]
     return counts
 
 
-def _fuse(module: nn.Module, quantization: str) -> FusedCounts:
+def _fuse(module: nn.Module, quantization: str, passed: PassedChecks) -> FusedCounts:
     parameter = next(module.parameters())
     dtype, device = parameter.dtype, parameter.device
     packed = quantization == "none" and can_pack(dtype, device)
     del parameter
-    plain = pop_plain_trace(module) or whole_trace(module)
-    trial = run_trial(module)
+    plain = None if passed.record is not None else pop_plain_trace(module) or whole_trace(module)
+    trial = run_trial(module, passed)
     with torch.no_grad():
         attentions = _fuse_each(module, lambda part: _fuse_attention(part, trial, packed))
         _fuse_each(module, _split_latents)
@@ -97,14 +100,13 @@ def _fuse(module: nn.Module, quantization: str) -> FusedCounts:
         if packed:
             pack_linears(module, trial.calls)
     is_whole = layers == len(check_hook(module)) and not recurrent_layers(module).layers
-    float32_residual = _keep_residual_in_float32(module, plain) if is_whole else False
-    if not float32_residual:
-        fault = fault_of(module, plain)
-        if fault:
-            raise BadInput(
-                f"model architecture {type(module).__name__} is not supported: with its fused layers, the results "
-                f"differ ({fault})"
-            )
+    if plain is not None:
+        float32_residual = is_whole and _keep_residual_in_float32(module, plain)
+        if not float32_residual:
+            _check_fused_model(module, plain)
+        passed.store(float32_residual=float32_residual)
+    elif float32_residual := is_whole and passed.record is not None and passed.record.float32_residual:
+        _set_float32_residual(module, keeps_float32=True)
     bits = Counter[int]() if quantization == "none" else round_linears(module, trial.calls, quantization)
     if not packed and can_pack(dtype, device):
         pack_fused(module)
@@ -208,15 +210,27 @@ def _keep_residual_in_float32(module: nn.Module, plain: Trace) -> bool:
     """
     if next(module.parameters()).dtype not in LOW_PRECISION:
         return False
-    parts = [getattr(submodule, "kvscope_fused", None) for submodule in module.modules()]
-    layers = [submodule for submodule in parts if isinstance(submodule, FusedLayer)]
-    for layer in layers:
-        layer.keeps_float32 = True
+    _set_float32_residual(module, keeps_float32=True)
     if not fault_of(module, plain):
         return True
-    for layer in layers:
-        layer.keeps_float32 = False
+    _set_float32_residual(module, keeps_float32=False)
     return False
+
+
+def _set_float32_residual(module: nn.Module, *, keeps_float32: bool) -> None:
+    parts = [getattr(submodule, "kvscope_fused", None) for submodule in module.modules()]
+    for layer in parts:
+        if isinstance(layer, FusedLayer):
+            layer.keeps_float32 = keeps_float32
+
+
+def _check_fused_model(module: nn.Module, plain: Trace) -> None:
+    fault = fault_of(module, plain)
+    if fault:
+        raise BadInput(
+            f"model architecture {type(module).__name__} is not supported: with its fused layers, the results "
+            f"differ ({fault})"
+        )
 
 
 def whole_trace(module: nn.Module, forced: Trace | None = None) -> Trace:

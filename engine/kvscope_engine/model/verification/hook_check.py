@@ -34,6 +34,7 @@ from kvscope_engine.model.layers.recurrent.recurrent_layers import RecurrentLaye
 from kvscope_engine.model.verification.eager_check import DiffersError, check_equals_eager
 from kvscope_engine.model.verification.layer_trace import LayerLocation, Trace, decoder_layer_of, number_of
 from kvscope_engine.model.verification.own_check import check_own_forward
+from kvscope_engine.model.verification.passed_checks import PassedChecks
 from kvscope_engine.model.verification.recurrent_check import StateTrial
 from kvscope_telemetry.errors import BadInput
 
@@ -133,10 +134,11 @@ def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options:
     return LayerShape(int(key.shape[1]), max(int(key.shape[2]), int(value.shape[2])))
 
 
-def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
+def check_hook(module: nn.Module, passed: PassedChecks | None = None) -> tuple[LayerCall, ...]:
     """Install kvscope's attention in `module` and check that the model is supported.
 
-    Returns each layer's call, first to last. The result is stored on the module, so that further calls are free.
+    Returns each layer's call, first to last. The result is stored on the module, so that further calls are free. If
+    `passed` has a record of the model, its results are not compared again.
 
     Raises BadInput, naming the architecture, if the model is not supported.
     """
@@ -145,7 +147,7 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
         register_attention()
         trace: Trace | None = None
         try:
-            calls, trace = _checked_with_latents(module)
+            calls, trace = _checked_with_latents(module, passed or PassedChecks())
         except torch.OutOfMemoryError:
             raise
         except DiffersError as error:
@@ -224,13 +226,18 @@ def pop_plain_trace(module: nn.Module) -> Trace | None:
     return trace
 
 
-def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
+def _checked_with_latents(module: nn.Module, passed: PassedChecks) -> tuple[tuple[LayerCall, ...], Trace | None]:
     """Check the model with latents (MLA) in the cache, or, if that fails, with keys and values."""
     try:
+        if passed.record is not None:
+            return _recorded_calls(module, with_latents=True)[0], None
+        if recurrent_layers(module).layers:  # their checks determine how they run
+            passed.discard()
         return _checked(module)
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:
+        passed.discard()
         if not store_expanded(module):
             raise
         checked = _checked(module, with_latents=False)

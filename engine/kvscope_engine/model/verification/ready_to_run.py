@@ -13,13 +13,18 @@ from kvscope_engine.model.cpu_offload.streaming import start_streaming
 from kvscope_engine.model.layers.fused.float32_head import use_float32_logits
 from kvscope_engine.model.verification.fuse import FusedCounts, fuse_model
 from kvscope_engine.model.verification.hook_check import check_hook
+from kvscope_engine.model.verification.passed_checks import PassedChecks
 
 
-def make_ready_to_run(module: nn.Module, quantization: str = "none") -> FusedCounts:
+def make_ready_to_run(module: nn.Module, quantization: str = "none", passed: PassedChecks | None = None) -> FusedCounts:
     """Prepare `module`, in place. Further calls return the first result. Raises BadInput for unsupported
-    architectures."""
-    check_hook(module)
+    architectures.
+
+    Checks whose results `passed` has from an earlier start are not repeated.
+    """
+    passed = passed or PassedChecks()
+    check_hook(module, passed)
     use_float32_logits(module)
-    fused = fuse_model(module, quantization)
+    fused = fuse_model(module, quantization, passed)
     start_streaming(module)
     return fused

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvscope_engine.model.layers.attention.paged_attention import AttentionContext, AttentionOptions
 from kvscope_engine.model.tensor_agreement import is_close
 from kvscope_engine.model.verification.check_script import far_positions
+from kvscope_engine.model.verification.passed_checks import PassedChecks
 
 VALUE_DEPENDENT_OPS: Final = frozenset(
     {
@@ -101,6 +102,9 @@ class Trial:
 
     context: TrialContext
     calls: MutableMapping[nn.Module, ModuleCall] = field(default_factory=WeakKeyDictionary)
+    names: MutableMapping[nn.Module, str] = field(default_factory=WeakKeyDictionary)
+    """Name of each module in the model."""
+    passed: PassedChecks = field(default_factory=PassedChecks)
 
     def proves(self, original: nn.Module, replacement: Callable[..., Any], *, has_known_bounds: bool = False) -> bool:
         """Whether `replacement` returns the output of `original` for its recorded input, and for larger numbers.
@@ -109,7 +113,14 @@ class Trial:
         (`ValueDependentOpRecorder`), since equal outputs do not prove these. With `has_known_bounds`, this is not
         required: the caller has compared the parts that bound numbers itself, on small and large inputs (such as
         `gate_of`).
+
+        If an earlier start compared them (`passed`), its result is returned.
         """
+        return self.passed.is_equivalent(
+            self.names.get(original, ""), lambda: self._is_equivalent(original, replacement, has_known_bounds)
+        )
+
+    def _is_equivalent(self, original: nn.Module, replacement: Callable[..., Any], has_known_bounds: bool) -> bool:
         call = self.calls.get(original)
         strained = None if call is None else call.strained()
         if call is None or strained is None:
@@ -124,14 +135,18 @@ class Trial:
             return False
 
 
-def run_trial(module: nn.Module) -> Trial:
-    """Run one short forward pass of the original model and record the call of every module that is called once."""
+def run_trial(module: nn.Module, passed: PassedChecks | None = None) -> Trial:
+    """Run one short forward pass of the original model and record the call of every module that is called once.
+
+    `passed`: checks that an earlier start made, whose results `Trial.proves` returns.
+    """
     device = next(module.parameters()).device
     positions = torch.tensor([(*POSITIONS, *far_positions(module.config))], device=device)
     vocab_size = int(module.config.get_text_config(decoder=True).vocab_size)  # type: ignore[operator, union-attr]
     # Any different tokens will do; these are spread out and not the first ones, which are often special tokens.
     ids = (torch.arange(positions.shape[1], device=device)[None] * 31 + 7) % vocab_size
-    trial = Trial(TrialContext())
+    trial = Trial(TrialContext(), passed=passed or PassedChecks())
+    trial.names.update((submodule, name) for name, submodule in module.named_modules())
     with torch.inference_mode(), _captured(module, trial.calls):
         module(input_ids=ids, position_ids=positions, use_cache=False, paged=trial.context)
     return trial
