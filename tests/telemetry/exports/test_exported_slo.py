@@ -52,7 +52,7 @@ def test_report_lists_missed_requests_with_escaped_names(record_story: Tell, tmp
     assert "Latency goals" in page
     assert "TPOT 178.6 ms, goal 50 ms" in page
     assert "swapped out for #2, 300.0 ms aside" in page
-    assert "<script" not in page
+    assert HOSTILE not in page
     plain = tmp_path / "plain.html"
     assert main(["export", str(recording.path), "--out", str(plain)]) == 0
     assert "Latency goals" not in plain.read_text("utf-8")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
+import hashlib
+import json
 import re
 import struct
 import xml.etree.ElementTree as ET
@@ -18,13 +21,19 @@ from tests.telemetry.exports.conftest import story
 
 from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.report.charts import ChartLine, ReportTimeAxis, chart
+from kvscope_telemetry.exports.report.interaction import MAX_POINTS, ChartSeries, interaction
 from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.exports.report.report_page import clean
+from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 
 HOSTILE = "\"'><script>alert(1)</script>\0<img src=x onerror=alert(2)>"
+NUMBERS = (
+    *("queue_ns", "first_token_ns", "preempted_ns"),
+    *("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_preemptions"),
+)
 VOID = {"meta", "br", "img", "link", "hr"}
 
 
@@ -33,6 +42,7 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
+        self.scripts: list[str] = []
         self.open: list[str] = []
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
@@ -54,7 +64,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        else:
+            self.text += data
 
 
 def report(recording: Recording, path: Path, **span: float) -> tuple[str, Page]:
@@ -66,7 +79,6 @@ def report(recording: Recording, path: Path, **span: float) -> tuple[str, Page]:
 def test_report_is_one_complete_page_without_external_resources(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     html, page = report(Recording.open(record(1500).path), tmp_path / "report.html")
     assert page.open == []
-    assert "script" not in page.tags
     assert len(html) < 2_000_000
     linked = [value for name, value in page.attributes if name in ("href", "src")]
     assert linked
@@ -81,17 +93,62 @@ def test_report_is_one_complete_page_without_external_resources(record: Callable
         "What happened",
     ):
         assert words in page.text, words
-    for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+    for picture in re.findall(r"<svg viewBox.*?</svg>(?=\n)", html, re.DOTALL):
         ET.fromstring(picture)
 
 
 def test_untrusted_text_is_escaped_in_the_report(record_story: Callable[..., Recording], tmp_path: Path) -> None:
     _, page = report(record_story(HOSTILE), tmp_path / "report.html")
     assert page.open == []
-    assert "script" not in page.tags
+    assert page.tags.count("script") == 2
     assert "img" not in page.tags
     assert "<script>alert(1)</script>" in page.text
     assert "\0" not in page.text
+
+
+def test_only_the_reports_script_may_run(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    html, page = report(record_story(HOSTILE), tmp_path / "report.html")
+    data, script = page.scripts
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'\"" in html
+    assert json.loads(data)["axis"]["from"] == 0
+
+
+def test_report_data_has_the_requests_of_the_export_and_all_seconds(
+    record_story: Callable[..., Recording], tmp_path: Path
+) -> None:
+    recording = record_story()
+    _, page = report(recording, tmp_path / "report.html")
+    data = json.loads(page.scripts[0])
+    requests = {column["key"]: column["values"] for column in data["requests"]["columns"]}
+    assert requests["id"] == ["slow", "r2"]
+    assert (requests["queue"][0], requests["first"][0], requests["total"]) == (0.1, 0.15, [1.4, None])
+    export(recording, ExportTarget.from_path(tmp_path / "metrics.csv"))
+    with (tmp_path / "metrics.csv").open(encoding="utf-8-sig", newline="") as file:
+        metrics = list(csv.DictReader(file))
+    assert data["times"] == pytest.approx([float(row["second_s"]) for row in metrics], abs=0.01)
+    shown = {line["name"]: line["values"] for chart in data["charts"] for line in chart["lines"]}
+    assert shown["preemptions"] == [int(row["preemptions"]) for row in metrics]
+
+
+def test_report_of_many_requests_has_the_longest_and_stays_below_2_mb() -> None:
+    axis, count = ReportTimeAxis(0.0, 50_000.0), 40_000
+    columns = {name: Column(name, "int", [7] * count) for name in NUMBERS}
+    columns["number"] = Column("number", "int", list(range(count)))
+    columns["total_ns"] = Column("total_ns", "int", [None, *(row * 1_000_000 for row in range(1, count))])
+    columns["arrival_s"] = Column("arrival_s", "float", np.arange(count, dtype=np.float64))
+    texts = {name: Column(name, "text", ["界" * 99] * count) for name in ("request_id", "state", "adapter")}
+    table = Table("requests", tuple((columns | texts).values()), {})
+    values = np.where(np.arange(50_000) % 2, np.nan, np.arange(50_000.0))
+    charts = [ChartSeries([ChartLine("x", "one", values)], "", 50_000.0)]
+    html, _ = interaction(axis, np.arange(50_000.0), charts, table, 1_000_000)
+    assert len(html.encode()) < 1_000_000
+    data = json.loads(Page(html).scripts[0])
+    kept = data["requests"]["columns"][0]["values"]
+    assert data["requests"]["num_all"] == count
+    assert kept == [0, *range(count - len(kept) + 1, count)], "the unfinished one, and those with the longest time"
+    assert len(data["times"]) == len(data["charts"][0]["lines"][0]["values"]) <= MAX_POINTS
+    assert max(data["charts"][0]["lines"][0]["values"]) == pytest.approx(50_000, rel=1e-3)
 
 
 def test_report_names_the_most_delayed_requests_and_the_reasons(
@@ -113,7 +170,7 @@ def test_report_of_a_suspended_process_does_not_call_it_paused(tmp_path: Path) -
         for message in (*messages[:-1], replace(frame, events=(*frame.events, event))):
             writer.write(message, wait=True)
     html, page = report(Recording.open(writer.path), tmp_path / "report.html")
-    assert '<g class="stopped"><title>process suspended, 0.5 s' in html
+    assert re.search(r'<g class="stopped"[^>]*><title>process suspended, 0.5 s', html)
     assert "engine suspended" in page.text
     assert "paused" not in page.text
 

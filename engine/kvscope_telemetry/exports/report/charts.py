@@ -38,6 +38,8 @@ class ChartLine:
     css_class: str
     values: FloatArray
     is_area: bool = False
+    value_name: str = ""
+    """Name of a value under the mouse; "" if it is `name`. An area may be drawn behind another, which is part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,12 @@ def chart(
     unit: str,
     height: int = 150,
     top: float | None = None,
+    series: int | None = None,
 ) -> str:
     """Draw `lines`, whose points are at `times_s`, as SVG. `top` is the upper end of the value axis; by default it is
-    chosen from the values.
+    chosen from the values. `series` is the index of the chart's values in the report's data.
     """
-    highest = max((float(np.nanmax(line.values)) for line in lines if np.isfinite(line.values).any()), default=0.0)
-    top = top if top is not None else _nice_top(highest)
+    top = top if top is not None else chart_top(lines)
     plot_height = height - TOP - BOTTOM
 
     def y(value: float) -> float:
@@ -104,22 +106,28 @@ def chart(
         parts.append(
             f'<text class="label end" x="{LEFT - 6}" y="{y(tick) + 4:.1f}">{escape(number_text(tick) + unit)}</text>'
         )
-    for line in lines:
-        parts.append(_path(axis, times_s, line, y, TOP + plot_height))
+    curves = "".join(_path(axis, times_s, line, y, TOP + plot_height) for line in lines)
+    parts.append(f'<g class="curves">{curves}</g>')
     parts.append(mark_lines(axis, height))
     text = ", ".join(line.name for line in lines)
-    return svg(height, f"{text} over time", "".join(parts))
+    return svg(height, f"{text} over time", "".join(parts), series)
+
+
+def chart_top(lines: Sequence[ChartLine]) -> float:
+    """Return a round number that is at least the largest value."""
+    highest = max((float(np.nanmax(line.values)) for line in lines if np.isfinite(line.values).any()), default=0.0)
+    return _nice_top(highest)
 
 
 def frame(axis: ReportTimeAxis, height: int) -> str:
     bottom = height - BOTTOM
-    parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
+    parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/><g class="ticks">']
     for tick in axis.ticks():
         parts.append(f'<line class="grid" x1="{axis.x(tick):.1f}" x2="{axis.x(tick):.1f}" y1="{TOP}" y2="{bottom}"/>')
         # Keep the last label inside the image.
         x, anchor = (WIDTH, "end") if axis.x(tick) > WIDTH - 2 * RIGHT else (axis.x(tick), "mid")
         parts.append(f'<text class="label {anchor}" x="{x:.1f}" y="{height - 6}">{escape(number_text(tick))} s</text>')
-    return "".join(parts)
+    return "".join(parts) + "</g>"
 
 
 def mark_lines(axis: ReportTimeAxis, height: int) -> str:
@@ -128,24 +136,33 @@ def mark_lines(axis: ReportTimeAxis, height: int) -> str:
     for band in axis.bands:
         x, end = axis.x(band.from_s), axis.x(band.until_s)
         width, bottom = max(end - x, 1.0), height - BOTTOM
-        parts.append(f'<g class="{STOP_INK}"><title>{band.html}</title>')
+        parts.append(f'<g class="{STOP_INK}"{time_range(band.from_s, band.until_s)}><title>{band.html}</title>')
         parts.append(f'<rect class="period" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{bottom - TOP}"/>')
         parts.append(f'<rect class="bar" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="2"/></g>')
     for mark in axis.marks:
         x, end = axis.x(mark.at_s), axis.x(mark.end_s)
         bottom, ink = height - BOTTOM, NOTE_INK if mark.is_note else ALARM_INK
-        parts.append(f'<g class="bookmark-flag {ink}"><title>{mark.html}</title>')
+        times = time_range(mark.at_s, max(mark.at_s, mark.end_s))
+        parts.append(f'<g class="bookmark-flag {ink}"{times}><title>{mark.html}</title>')
         if end - x > 1:
             parts.append(f'<rect class="period" x="{x:.1f}" y="{TOP}" width="{end - x:.1f}" height="{bottom - TOP}"/>')
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(f'<path d="M{x - 4:.1f},{TOP - 7} h8 l-4,7 z"/></g>')
+        parts.append(f'<path data-x="{x:.1f}" d="M{x - 4:.1f},{TOP - 7} h8 l-4,7 z"/></g>')
     return "".join(parts)
 
 
-def svg(height: int, text: str, inner: str) -> str:
-    """Wrap `inner` in an SVG element of the page's width. `text` is the accessible label."""
+def time_range(from_s: float, until_s: float) -> str:
+    """Return the attribute from which the report's script places an element when the charts are zoomed."""
+    return f' data-t="{from_s:.3f},{until_s:.3f}"'
+
+
+def svg(height: int, text: str, inner: str, series: int | None = None) -> str:
+    """Wrap `inner`, which has a time axis (`frame`), in an SVG element of the page's width. `text` is the accessible
+    label, `series` the index of the values in the report's data.
+    """
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img"'
+        f' data-time="{"" if series is None else series}"'
         f' aria-label="{escape(text)}">{inner}</svg>'
     )
 
@@ -191,18 +208,22 @@ def _thinned(axis: ReportTimeAxis, times_s: FloatArray, values: FloatArray) -> t
 
 def _runs(times_s: FloatArray, values: FloatArray) -> list[list[tuple[float, float]]]:
     """Split the points into lists of consecutive ones. NaN values and unrecorded time separate the lists."""
-    usual_gap_s = max(1.0, float(np.median(np.diff(times_s)))) if len(times_s) > 1 else 1.0
+    max_gap_s = 2.5 * usual_gap_s(times_s)
     runs: list[list[tuple[float, float]]] = []
     last_s = -math.inf
     for time_s, value in zip(times_s.tolist(), values.tolist(), strict=True):
         if not math.isfinite(value):
             last_s = -math.inf
             continue
-        if time_s - last_s > 2.5 * usual_gap_s:
+        if time_s - last_s > max_gap_s:
             runs.append([])
         runs[-1].append((time_s, value))
         last_s = time_s
     return runs
+
+
+def usual_gap_s(times_s: FloatArray) -> float:
+    return max(1.0, float(np.median(np.diff(times_s)))) if len(times_s) > 1 else 1.0
 
 
 def _nice_top(value: float) -> float:

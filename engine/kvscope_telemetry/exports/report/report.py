@@ -29,14 +29,18 @@ from kvscope_telemetry.exports.report.charts import (
     TOP,
     Band,
     ChartLine,
+    FloatArray,
     ReportMark,
     ReportTimeAxis,
     chart,
+    chart_top,
     frame,
     mark_lines,
     svg,
+    time_range,
 )
 from kvscope_telemetry.exports.report.inks import DARK, LIGHT, rgb
+from kvscope_telemetry.exports.report.interaction import ChartSeries, interaction
 from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.exports.report.report_page import chart_legend, clean, figure_list, page, section, table
 from kvscope_telemetry.exports.report.report_requests import event_rows, missed_rows, request_lanes, request_rows
@@ -44,6 +48,7 @@ from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.requests_at_start import RequestsAtStart, requests_at_start
 from kvscope_telemetry.exports.run_summary import RunSummary, summarize_run
 from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.exports.tables.tables import table_of_histories
 from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.recordings.reader import Recording
@@ -64,6 +69,9 @@ MAX_MISSED: Final = 40
 MAX_EVENTS: Final = 40
 MAX_MARKS: Final = 200
 MAX_BANDS: Final = 1_000
+_ALL_REQUESTS: Final = (
+    '<section hidden><h2>Requests</h2>\n<div id="request-table"></div></section>'  # the script fills and shows it
+)
 
 
 def write_report(
@@ -80,6 +88,7 @@ def write_report(
     """
     summary = summarize_run(recording, overview, span)
     axis = _axis(overview, span, marks)
+    times_s, charts = _charts(overview, span)
     title = f"KV cache of {summary.model or 'an engine'}"
     body = [
         _head(title, recording, summary),
@@ -90,13 +99,18 @@ def write_report(
             _stops_note(overview, span),
         ),
         _bookmarks(marks, span),
-        *_curves(overview, span, axis),
+        *_curves(times_s, charts, axis),
         _heatmap(overview, span, axis),
         _goals(evaluate_goals(histories, overview, recording, span, goals, MAX_MISSED)) if goals else "",
         *_requests(overview, histories, span, axis),
+        _ALL_REQUESTS,
         f"<footer>Made by kvscope {clean(program_version())}. Times count from the recording's start.</footer>",
     ]
-    file.write(page(title, [part for part in body if part]).encode("utf-8", "replace"))
+    num_bytes = sum(len(part.encode("utf-8", "replace")) for part in body)
+    series = [chart for _, chart in charts]
+    requests = table_of_histories(histories, recording, span)
+    script, script_source = interaction(axis, times_s, series, requests, num_bytes)
+    file.write(page(title, [part for part in body if part], script, script_source).encode("utf-8", "replace"))
 
 
 def _head(title: str, recording: Recording, summary: RunSummary) -> str:
@@ -184,18 +198,20 @@ def _duration_text(mark: Bookmark) -> str:
     return _time((end_of(mark) - mark.time_ns) / 1e9) if mark.until_ns > mark.time_ns else ""
 
 
-def _curves(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> list[str]:
+def _charts(overview: SessionOverview, span: Span) -> tuple[FloatArray, list[tuple[str, ChartSeries]]]:
+    """Return the times of the seconds in the range, and the title and curves of each chart that shows anything."""
     rows = rows_in(overview, span)
     times_s = (ends_of(overview, rows, span) - span.start_ns) / 1e9
     if not len(times_s):
-        return [section("Over time", '<p class="soft">There is no second of telemetry in this range.</p>')]
+        return times_s, []
 
-    def values(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    def values(name: str) -> FloatArray:
         return overview.column(name)[rows]
 
     total = np.maximum(pool_of(overview)[rows], 1)
+    in_use = 100 * (values("active_blocks") + values("cached_blocks")) / total
     usage = [
-        ChartLine("cached", "cached", 100 * (values("active_blocks") + values("cached_blocks")) / total, is_area=True),
+        ChartLine("cached", "cached", in_use, is_area=True, value_name="held or cached"),
         ChartLine("held by requests", "active", 100 * usage_of(overview)[rows], is_area=True),
     ]
     queue = [
@@ -226,10 +242,23 @@ def _curves(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> list
         ("Preemptions, evictions and swaps per second", lost, "", None),
         ("Latencies per second", waits, unit_of_waits, None),
     )
-    return [
-        section(title, _keys(lines, axis), chart(axis, times_s, lines, unit=unit, top=top))
+    return times_s, [
+        (title, ChartSeries(lines, unit, chart_top(lines) if top is None else top))
         for title, lines, unit, top in charts
         if any(np.nan_to_num(line.values).any() for line in lines)
+    ]
+
+
+def _curves(times_s: FloatArray, charts: Sequence[tuple[str, ChartSeries]], axis: ReportTimeAxis) -> list[str]:
+    if not len(times_s):
+        return [section("Over time", '<p class="soft">There is no second of telemetry in this range.</p>')]
+    return [
+        section(
+            title,
+            _keys(each.lines, axis),
+            chart(axis, times_s, each.lines, unit=each.unit, top=each.top, series=index),
+        )
+        for index, (title, each) in enumerate(charts)
     ]
 
 
@@ -325,12 +354,13 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
     active, cached = _merged_bins(active), _merged_bins(cached)
     num_rows = int(overview.column("num_rows")[indices.max(initial=0)])
     height = HEIGHT - TOP - BOTTOM
-    rectangle = f'x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{height}"'
-    picture = "".join(
-        f'<image class="{css}" href="data:image/png;base64,{_encoded(_pixels(active, cached, colors))}" {rectangle}'
-        ' preserveAspectRatio="none" style="image-rendering:pixelated"/>'
+    size = f'width="{PLOT_WIDTH}" height="{height}"'
+    images = "".join(
+        f'<image class="{css}" href="data:image/png;base64,{_encoded(_pixels(active, cached, colors))}" x="0" {size}'
+        f'{time_range(axis.from_s, axis.until_s)} preserveAspectRatio="none" style="image-rendering:pixelated"/>'
         for css, colors in (("if-light", LIGHT), ("if-dark", DARK))
     )
+    picture = f'<svg x="{LEFT}" y="{TOP}" {size}>{images}</svg>'  # clips the images when they are zoomed
     labels = "".join(
         f'<text class="label end" x="{LEFT - 6}" y="{y}">{text}</text>'
         for y, text in ((TOP + 10, "block 0"), (TOP + height, f"{max(0, num_rows - 1):,}"))

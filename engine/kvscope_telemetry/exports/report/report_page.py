@@ -1,5 +1,5 @@
-"""HTML page of a report: light and dark style, and conversion of text to HTML. Without scripts and
-external resources.
+"""HTML page of a report: light and dark style, security policy, and conversion of text to HTML. Without external
+resources.
 """
 
 from __future__ import annotations
@@ -43,19 +43,34 @@ _STYLE: Final = (
     "th{text-align:left;font-weight:600;color:var(--soft);font-size:12px}"
     "th,td{padding:4px 10px 4px 0;border-bottom:1px solid var(--grid);vertical-align:top}"
     "td.number,th.number{text-align:right;white-space:nowrap}td.words{overflow-wrap:break-word}"
+    "[data-time]{touch-action:pan-y;cursor:crosshair;user-select:none}"
+    ".cursor{stroke:var(--soft);stroke-dasharray:2 2;pointer-events:none}"
+    ".selection{fill:var(--bookmark);opacity:.2;pointer-events:none}"
+    ".tip,.zoom{position:fixed;z-index:1;background:var(--paper);border:1px solid var(--edge);border-radius:6px}"
+    ".tip{padding:6px 10px;pointer-events:none;font-size:12px}.tip .key{display:block;margin:2px 0 0}"
+    ".zoom{bottom:16px;left:50%;transform:translateX(-50%);padding:6px 12px}.zoom[hidden],.tip[hidden]{display:none}"
+    "button{font:inherit;color:inherit;background:var(--paper);border:1px solid var(--edge);border-radius:5px;"
+    "padding:2px 9px;margin-left:8px;cursor:pointer}th button,td button{border:0;padding:0;margin:0;background:none}"
+    "td button{color:var(--bookmark)}[aria-sort=ascending] button::after{content:' ▲'}"
+    "[aria-sort=descending] button::after{content:' ▼'}"
+    "input{font:inherit;color:inherit;background:var(--page);border:1px solid var(--edge);border-radius:5px;"
+    "padding:2px 8px;width:20em;max-width:100%}@media print{.zoom,.tip{display:none}}"
     "footer{margin-top:18px;color:var(--soft);font-size:12px}"
 )
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def page(title: str, body: Iterable[str]) -> str:
+def page(title: str, body: Iterable[str], script: str = "", script_source: str = "'none'") -> str:
+    """Return the whole page. `script` is HTML with the script elements, `script_source` the source that the page's
+    security policy permits: the hash of the only script that may run.
+    """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}; script-src {script_source}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{clean(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
+        + f"\n</main>\n{script}\n</body>\n</html>\n"
     )
 
 

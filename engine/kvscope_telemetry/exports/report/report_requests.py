@@ -17,6 +17,7 @@ from kvscope_telemetry.exports.report.charts import (
     frame,
     mark_lines,
     svg,
+    time_range,
 )
 from kvscope_telemetry.exports.report.report_page import clean
 from kvscope_telemetry.exports.report.worst import WorstRequest, stopped_time_note
@@ -52,14 +53,15 @@ def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Spa
             end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
             if end_ns < span.from_ns or phase.start_ns > span.until_ns:
                 continue
-            x, x_end = axis.x(span.seconds(phase.start_ns)), axis.x(span.seconds(end_ns))
+            start_s, end_s = span.seconds(phase.start_ns), span.seconds(end_ns)
+            x, x_end = axis.x(start_s), axis.x(end_s)
             length_s = each.history.length_ns(phase, span.until_ns) / 1e9
             text = f"{phase.kind.label}, {length_s:.2f} s{stopped_time_note(each.history, [phase], span.until_ns)}" + (
                 f": {phase.cause}" if phase.cause else ""
             )
             parts.append(
                 f'<rect class="bar {_CLASSES[phase.kind]}" x="{x:.1f}" y="{y + 2}" width="{max(x_end - x, 0.8):.1f}"'
-                f' height="{_LANE - 5}"><title>{clean(text)}</title></rect>'
+                f' height="{_LANE - 5}"{time_range(start_s, end_s)}><title>{clean(text)}</title></rect>'
             )
         parts += _stopped_rectangles(each.history, axis, span, y)
     parts.append(mark_lines(axis, height))
@@ -72,8 +74,8 @@ def _stopped_rectangles(history: RequestHistory, axis: ReportTimeAxis, span: Spa
         first_s, last_s = max(band.from_s, span.seconds(history.arrival_ns)), min(band.until_s, end_s)
         if first_s < last_s:
             x, width = axis.x(first_s), axis.x(last_s) - axis.x(first_s)
-            geometry = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"'
-            yield f'<rect class="bar {STOPPED_TIME_INK}" {geometry}><title>{band.html}</title></rect>'
+            place = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"{time_range(first_s, last_s)}'
+            yield f'<rect class="bar {STOPPED_TIME_INK}" {place}><title>{band.html}</title></rect>'
 
 
 def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:

@@ -5,7 +5,7 @@ Owns their columns, types and units. Times have two columns: `..._ns` on the wal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -13,11 +13,13 @@ import numpy as np
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
+from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.exports.tables.metrics_descriptions import DESCRIPTIONS
 from kvscope_telemetry.exports.tables.recording_description import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.run_figures import ends_of, peak_usage_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -79,8 +81,12 @@ def metrics_table(content: Content) -> Table:
 
 def requests_table(content: Content) -> Table:
     """Return one row per request that existed in the range, in the order they were announced."""
-    recording, span = content.recording, content.span
-    histories = histories_within(content.histories(), span.from_ns, span.until_ns)
+    return table_of_histories(content.histories(), content.recording, content.span)
+
+
+def table_of_histories(all_histories: Iterable[RequestHistory], recording: Recording, span: Span) -> Table:
+    """Return the same as `requests_table`, for histories that were already read."""
+    histories = histories_within(all_histories, span.from_ns, span.until_ns)
 
     def ints(name: str, value_of: Callable[[RequestHistory], int | None], unit: str, description: str) -> Column:
         return Column(name, "int", [value_of(history) for history in histories], unit, description)
