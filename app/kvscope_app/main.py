@@ -20,6 +20,7 @@ from kvscope_app.commands.export import add_export_parser
 from kvscope_app.commands.find import add_find_parser
 from kvscope_app.commands.fleet import add_fleet_parser
 from kvscope_app.commands.info import add_info_parser
+from kvscope_app.commands.inside import add_inside_parser
 from kvscope_app.commands.query import add_query_parser
 from kvscope_app.commands.record import add_record_parser
 from kvscope_app.commands.recover import add_recover_parser
@@ -44,6 +45,7 @@ COMMANDS: Final = (
     add_info_parser,
     add_record_parser,
     add_top_parser,
+    add_inside_parser,
     add_export_parser,
     add_query_parser,
     add_recover_parser,

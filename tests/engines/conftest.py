@@ -22,7 +22,8 @@ def engines() -> Path:
 @pytest.fixture(scope="session")
 def engine_env() -> dict[str, str]:
     """Environment variables to run an engine on a CPU with kvscope from this checkout."""
-    ours = str(Path(__file__).parents[2] / "engine")
+    root = Path(__file__).parents[2]
+    ours = f"{root / 'engine'}:{root / 'app'}"
     before = os.environ.get("KVSCOPE_ENGINES_PATH")  # the folder of another version
     return os.environ | {
         "PYTHONPATH": f"{before}:{ours}" if before else ours,

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MAX_BYTES: Final = 16 << 20
 """Maximum size of an HTTP response body in bytes."""
-MAX_ERROR_BYTES: Final = 64 << 10
 TIMEOUT_S: Final = 10.0
 """Timeout in seconds of a whole `get`. For other requests, it limits the time to connect."""
 OK: Final = 200
@@ -41,12 +40,12 @@ _USER_AGENT: Final = f"kvscope/{program_version()}".replace(" ", "-")
 
 class NoAnswer(KvscopeError):
     """Raised if no readable answer was received. The message gives the reason in one sentence; `status` is the
-    HTTP status, or 0. `body` is the beginning of an answer whose status is not `OK`, if it was read.
+    HTTP status, or 0.
     """
 
-    def __init__(self, why: str, status: int = 0, body: bytes = b"") -> None:
+    def __init__(self, why: str, status: int = 0) -> None:
         super().__init__(why)
-        self.status, self.body = status, body
+        self.status = status
 
     @property
     def is_refusal(self) -> bool:
@@ -79,7 +78,7 @@ class HttpClient:
             with exchange.send(path, body, accept="text/plain, application/json") as answer:
                 if answer.status_code != OK:
                     why = why_refused(url, answer.status_code, self.address.refusal)
-                    raise NoAnswer(why, answer.status_code, read_error_body(answer))
+                    raise NoAnswer(why, answer.status_code)
                 return content_type(answer), self._read(url, answer)
         finally:
             deadline.cancel()
@@ -213,16 +212,6 @@ class HttpExchange:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
-
-
-def read_error_body(answer: httpx.Response) -> bytes:
-    """Return the first `MAX_ERROR_BYTES` of an answer's body."""
-    body = b""
-    for piece in answer.iter_raw():
-        body += piece
-        if len(body) >= MAX_ERROR_BYTES:
-            break
-    return body[:MAX_ERROR_BYTES]
 
 
 def content_type(answer: httpx.Response) -> str:

@@ -19,7 +19,6 @@ from kvscope_telemetry.collectors.http_client import (
     HttpExchange,
     NoAnswer,
     content_type,
-    read_error_body,
     why_no_stream,
 )
 from kvscope_telemetry.collectors.prompting.completion_query import CompletionQuery
@@ -38,6 +37,7 @@ SILENCE_S: Final = 600.0
 the server.
 """
 MAX_ANSWER_BYTES: Final = 256 << 20
+MAX_ERROR_BYTES: Final = 64 << 10
 _CONTEXT_NOUNS: Final = ("context length", "context size", "context window")
 """Words in the error messages of vLLM, SGLang and llama.cpp by which a prompt that is too long is recognized, because
 these servers have no common error code for it.
@@ -130,7 +130,7 @@ class Exchange:
             return
         if status == NOT_FOUND:
             self._model.invalidate()
-        message = "" if status in (OK, *REFUSALS) else error_text_of_body(read_error_body(answer))
+        message = "" if status in (OK, *REFUSALS) else error_text_of_body(_read_start(answer))
         raise NoAnswer(why_no_stream(self._url, status, kind, message, self._address.refusal), status)
 
     def _read(self, answer: httpx.Response) -> None:
@@ -171,3 +171,12 @@ class Exchange:
             self._is_over = True
             self._box.put([*replies, *more_replies()])
             return True
+
+
+def _read_start(answer: httpx.Response) -> bytes:
+    body = b""
+    for piece in answer.iter_raw():
+        body += piece
+        if len(body) >= MAX_ERROR_BYTES:
+            break
+    return body[:MAX_ERROR_BYTES]

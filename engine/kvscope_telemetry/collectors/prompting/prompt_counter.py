@@ -14,15 +14,12 @@ import msgspec
 from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import HttpClient, NoAnswer
 from kvscope_telemetry.collectors.prompting.completion_query import message_fields
-from kvscope_telemetry.collectors.prompting.error_text import error_text_of_body
 from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
 from kvscope_telemetry.collectors.prompting.served_model import ServedModel
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.messages.commands import EstimatePrompt, Failed, PromptEstimate, Reply, refuse
 
 MAX_WAITING: Final = 64
-_BAD_PROMPT: Final = (400, 422)
-"""HTTP statuses of a server that judged the prompt, such as one that its chat template does not accept."""
 _END_S: Final = 1.0
 
 
@@ -80,10 +77,7 @@ class PromptCounter:
             counts = self._engine.count_tokens(self._post, fields)
         except BadInput as error:
             return refuse(question, str(error))
-        except NoAnswer as error:
-            message = error_text_of_body(error.body) if error.status in _BAD_PROMPT else ""
-            return refuse(question, message) if message else _unanswered(question, str(error))
-        except ProtocolError as error:
+        except (NoAnswer, ProtocolError) as error:  # also HTTP 400: older versions of SGLang accept no messages
             return _unanswered(question, str(error))
         return PromptEstimate(
             num_prompt_tokens=counts.num_prompt_tokens, num_draft_tokens=counts.num_draft_tokens, tag=question.tag

@@ -62,18 +62,12 @@ def test_prompt_for_an_adapter_is_counted_for_it(fake: FakeOpenAI, prompt: Promp
     assert fake.calls[0].body["model"] == "pirate"
 
 
-def test_prompt_that_the_chat_template_rejects_gets_the_servers_reason(fake: FakeOpenAI, prompt: Prompt) -> None:
-    reason = "Conversation roles must alternate user/assistant"
-    fake.script = lambda call: call.answer(400, {"error": {"message": reason, "code": 400}})
-    assert reply_to(prompt(fake.address), QUESTION) == Failed(reason=reason, tag=7)
-
-
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
     [
         (404, {"detail": "Not Found"}, "/tokenize not found (HTTP 404)"),
         (401, {"error": "Unauthorized"}, "/tokenize needs an API key"),
-        (500, {"error": {"message": "broken"}}, "/tokenize answers with HTTP 500"),
+        (400, {"message": "[{'loc': ('body', 'prompt'), 'msg': 'Field required'}]"}, "answers with HTTP 400"),
         (200, {"tokens": []}, "its answer has no 'count'"),
         (200, b"<html>", "/tokenize does not answer with JSON"),
     ],
