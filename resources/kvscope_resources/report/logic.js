@@ -38,8 +38,8 @@ function limitedView(from, until, full, minimum) {
   return { from: low, until: high };
 }
 
-// Splits the points of a curve between `from` and `until`, with one more on each side, into lists of consecutive ones.
-// Unknown values (null) and gaps longer than `gap` separate the lists. A point is [time, value].
+// Splits the points of a curve between `from` and `until` into lists of consecutive ones. Unknown values (null) and
+// gaps longer than `gap` separate the lists. A point is [time, value]; points on both ends of the view are interpolated.
 function curveRuns(times, values, from, until, gap) {
   const runs = [];
   let last = -Infinity;
@@ -53,7 +53,20 @@ function curveRuns(times, values, from, until, gap) {
     runs[runs.length - 1].push([times[index], values[index]]);
     last = times[index];
   }
-  return runs;
+  return runs.map((run) => clippedRun(run, from, until)).filter((run) => run.length);
+}
+
+function clippedRun(run, from, until) {
+  const inside = run.filter(([time]) => time >= from && time <= until);
+  const after = run.findIndex(([time]) => time >= from);
+  if (after > 0) inside.unshift(pointAt(run[after - 1], run[after], from));
+  const beyond = run.findIndex(([time]) => time > until);
+  if (beyond > 0) inside.push(pointAt(run[beyond - 1], run[beyond], until));
+  return inside;
+}
+
+function pointAt(a, b, time) {
+  return [time, a[1] + ((b[1] - a[1]) * (time - a[0])) / (b[0] - a[0])];
 }
 
 // Returns the indices of the rows that match all words of `text`. A word such as `preemptions>0` compares the number

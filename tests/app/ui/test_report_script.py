@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtQml import QJSEngine
+from tests.telemetry.exports.conftest import record_story
 
 from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.recordings.reader import Recording
+
+__all__ = ["record_story"]
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 COLUMNS = [
@@ -65,13 +68,16 @@ def test_sorting_puts_unknown_values_last_in_both_directions(evaluate: Callable[
     assert evaluate(f"sortedRows([0, 1, 2, 3], {column}, true)") == [0, 3, 2, 1]
 
 
-def test_zoomed_curve_has_the_visible_points_and_breaks_at_unknown_values(evaluate: Callable[[str], Any]) -> None:
+def test_zoomed_curve_ends_at_the_view_and_breaks_at_unknown_values(evaluate: Callable[[str], Any]) -> None:
     times, values = [0, 1, 2, 3, 4, 5, 6, 7, 20, 21], [1, 2, 3, None, 5, 6, 7, 8, 9, 10]
-    assert evaluate(f"curveRuns({times}, {json.dumps(values)}, 2, 6, 2.5)") == [
-        [[1, 2], [2, 3]],
-        [[4, 5], [5, 6], [6, 7], [7, 8]],
-    ]
-    assert evaluate(f"curveRuns({times}, {json.dumps(values)}, 6, 21, 2.5)")[-1] == [[20, 9], [21, 10]]
+
+    def runs(first: float, last: float) -> Any:
+        return evaluate(f"curveRuns({times}, {json.dumps(values)}, {first}, {last}, 2.5)")
+
+    assert runs(0, 21) == [[[0, 1], [1, 2], [2, 3]], [[4, 5], [5, 6], [6, 7], [7, 8]], [[20, 9], [21, 10]]]
+    assert runs(1.5, 5.25) == [[[1.5, 2.5], [2, 3]], [[4, 5], [5, 6], [5.25, 6.25]]]
+    assert runs(5.25, 5.75) == [[[5.25, 6.25], [5.75, 6.75]]]
+    assert runs(8, 19) == []
 
 
 def test_zoom_stays_in_the_recording_and_has_a_smallest_length(evaluate: Callable[[str], Any]) -> None:
