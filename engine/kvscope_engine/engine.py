@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
@@ -62,6 +62,9 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
     Timings,
 )
+
+if TYPE_CHECKING:
+    from kvscope_engine.answer_calls import AnswerCallReader
 
 ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]
@@ -205,10 +208,12 @@ class Engine:
             EngineDead: after `close`.
         """
         self._check_open()
+        call_reader = self._call_reader(submit)
         requests = self._requests_of(submit, token_ids or partial(self.prompt_token_ids, submit))
         for request in requests:
             self.components.scheduler.add_request(request)
             self.streams[request.number] = self._stream(request, submit)
+            self.streams[request.number].read_calls = call_reader.read if call_reader is not None else None
         self._requests_by_client_id[submit.request_id] = requests
         return Accepted(
             request_id=submit.request_id,
@@ -435,6 +440,14 @@ class Engine:
         if self.components.lora is None:
             raise BadInput(f"LoRA adapter {name!r:.140} is not accepted: this engine was started without any")
         return self.components.lora.find(name)
+
+    def _call_reader(self, submit: Submit) -> AnswerCallReader | None:
+        tokenizer = self.components.loaded.tokenizer
+        if not submit.tools or tokenizer is None:
+            return None
+        from kvscope_engine.answer_calls import AnswerCallReader  # imports starlette, which takes 0.2 s
+
+        return AnswerCallReader(submit, tokenizer)
 
     def _stream(self, request: Request, submit: Submit) -> OutputStream:
         loaded = self.components.loaded

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kvscope_engine.tokenization.chat_template import TOOLS_VARIABLE
 from kvscope_engine.tokenization.generated_tokens import with_generated_tokens
 from kvscope_telemetry.errors import BadInput, PromptTooLong
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
@@ -36,7 +37,10 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
         raise BadInput("this model has no tokenizer: only prompt_token_ids are accepted")
     is_raw = submit.raw and submit.prompt is not None
     turns = () if is_raw else _conversation(submit)
-    render = partial(tokenizer.chat_text, tools=parse_tools(submit.tools))
+    tools = parse_tools(submit.tools)
+    if tools and not TOOLS_VARIABLE.search(tokenizer.chat_template or ""):
+        raise BadInput("tools are not accepted: the model's chat template does not show them to the model")
+    render = partial(tokenizer.chat_text, tools=tools)
     text = submit.prompt or "" if is_raw else render(turns)
     tokenizer.refuse_too_long(text, max_len)
     ids = with_generated_tokens(tokenizer, turns, render, tokenizer.encode(text, add_special_tokens=is_raw))

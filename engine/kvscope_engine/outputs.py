@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.commands import Finished, FinishReason, RequestTiming, TokenLogprobs, Tokens, Usage
 from kvscope_telemetry.running_time import RunningTime
 
 if TYPE_CHECKING:
+    from kvscope_engine.answer_calls import AnswerCalls
     from kvscope_engine.tokenization.tokenizer import Detokenizer
 
 NS_PER_S = 1e9
@@ -30,9 +33,13 @@ class OutputStream:
     token_text: Callable[[int], str] | None = None
     running_time: RunningTime = field(default_factory=RunningTime)
     """Converts time spans to running time, which excludes pauses and suspensions."""
+    read_calls: Callable[[Sequence[int], Sequence[int], str], AnswerCalls] | None = None
+    """Reads calls in the answer from the tokens of the prompt, those of the answer and its text; None without tools."""
     pending: list[Tokens | Finished] = field(default_factory=list)
     _num_scored: int = 0
     """Number of prompt tokens with log-probabilities so far, without the first token, which has none."""
+    _texts_for_calls: list[str] = field(default_factory=list)
+    """The answer's text in pieces, if calls are read in it."""
 
     def add_token(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
         """Append a sampled token. Returns the finish reason if the token ends the completion, else None."""
@@ -42,6 +49,8 @@ class OutputStream:
             request.first_token_ns = now_ns
         request.last_token_ns = now_ns
         reason, text = self.process_token(token_id)
+        if self.read_calls is not None:
+            self._texts_for_calls.append(text)
         self.pending.append(
             Tokens(
                 request_id=self.client_id,
@@ -90,6 +99,21 @@ class OutputStream:
                 error=error,
             )
         )
+        if self.read_calls is not None:
+            self._add_calls(self.read_calls, held_back)
+
+    def _add_calls(
+        self, read_calls: Callable[[Sequence[int], Sequence[int], str], AnswerCalls], held_back: str
+    ) -> None:
+        """Add the calls to the `Finished` message. A request must end in any case, also if they cannot be read."""
+        text = "".join(self._texts_for_calls) + held_back
+        try:
+            found = read_calls(self.request.prompt_token_ids, self.request.output_token_ids, text)
+        except Exception:
+            return
+        last = self.pending[-1]
+        if found.calls and isinstance(last, Finished):
+            self.pending[-1] = replace(last, tool_calls=found.calls, content=found.content)
 
     def drain(self) -> list[Tokens | Finished]:
         pending, self.pending = self.pending, []

@@ -26,6 +26,8 @@ class _Letters:
         if len(text) > 4 * max_len:
             raise BadInput(f"the prompt has {len(text)} characters: more than {4 * max_len}")
 
+    chat_template = "{{ messages }}"
+
 
 LETTERS: Any = _Letters()
 
@@ -63,6 +65,7 @@ def test_token_ids_are_used_unchanged() -> None:
         ({"prompt_token_ids": (1, 30)}, "token id 30 is not accepted: must be 0 to 29"),
         ({"prompt_token_ids": (-1,)}, "token id -1 is not accepted"),
         ({"prompt": "a" * 40}, "41 characters: more than 40"),
+        ({"prompt": "a", "tools": "[{}]"}, "the model's chat template does not show them"),
         ({"prompt": "a", "tools": "{}"}, "tools='{}' is not accepted: must be a JSON array of objects"),
         ({"prompt": "a", "sampling": SamplingParams(stop_token_ids=(3, 30))}, "token 30 of stop_token_ids"),
         (

@@ -200,7 +200,8 @@ def _retained(session: ClientSession, reply: SessionReply) -> _RetainedReply:
     key = (reply.request_id, reply.index)
     if isinstance(reply, Finished):
         session.counts.pop(key, None)
-        return _RetainedReply(reply, 400 + len(reply.error))
+        texts = (reply.error, reply.content or "", *(call.arguments for call in reply.tool_calls))
+        return _RetainedReply(reply, 400 + 4 * sum(map(len, texts)))
     number = session.counts.get(key, 0)
     session.counts[key] = number + 1
     logprobs = sum(100 + 100 * len(position.top) for position in (*reply.logprobs, *reply.prompt_logprobs))

@@ -8,6 +8,7 @@ thread, so that load on the machine never causes a refusal.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ from typing import Any, Final
 from kvscope_telemetry.errors import BadInput
 
 MAX_TEMPLATE_S: Final = 2.0
+TOOLS_VARIABLE: Final = re.compile(r"\btools\b")
+"""Matches the template variable `tools` in the source of a chat template that shows tools to the model."""
 _TEMPLATE_FILE_NAME: Final = "<template>"
 """File name that Jinja gives to the compiled code of a template. The trace function recognizes template code by it."""
 

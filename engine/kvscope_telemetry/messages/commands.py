@@ -373,6 +373,12 @@ class Finished(_Command, frozen=True, kw_only=True):
     timing: RequestTiming
     index: int = 0
     error: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls of functions in the answer, if the request had `Submit.tools`."""
+    content: str | None = None
+    """Text of the answer without its calls, with reasoning between `<think>` tags; None if it is the text of the
+    `Tokens` messages.
+    """
 
 
 class BlockContent(msgspec.Struct, frozen=True, kw_only=True):

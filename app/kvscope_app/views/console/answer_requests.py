@@ -10,7 +10,13 @@ from msgspec.structs import replace
 
 from kvscope_app.ui.model_name import model_name
 from kvscope_app.views.console.chat_answer import ChatAnswer
-from kvscope_app.views.console.conversation import Conversation, Message, messages_to_send, sampling_to_send
+from kvscope_app.views.console.conversation import (
+    Conversation,
+    Message,
+    messages_to_send,
+    sampling_to_send,
+    tools_to_send,
+)
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import ModelSampling, SamplingParams
 from kvscope_telemetry.messages.telemetry import Hello
@@ -43,6 +49,7 @@ def answer_requests(
         messages=messages_to_send(conversation, with_token_ids=is_own_engine, last=messages[0].parent),
         sampling=sampling,
         adapter=conversation.adapter,
+        tools=tools_to_send(conversation),
     )
     is_one_request = is_own_engine and hello is not None and hello.capabilities.completion_aborts
     batches = [list(messages)] if is_one_request else [[message] for message in messages]

@@ -27,6 +27,7 @@ from kvscope_app.views.console.conversation import (
 )
 from kvscope_app.views.console.conversation_saver import ConversationSaver
 from kvscope_app.views.console.conversation_store import ConversationStore
+from kvscope_app.views.console.tools import ToolResult
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import (
     Abort,
@@ -189,6 +190,13 @@ class Chat(QObject):
             conversation.title = title_from(prompt)
         conversation.append("user", prompt, attachments)
         self._submit(conversation, conversation.num_answers)
+
+    def send_results(self, conversation: Conversation, answer: Message, results: list[ToolResult]) -> None:
+        """Send the results of the functions that `answer` calls, and continue the chat with them."""
+        if not self.is_writing(conversation.key):
+            conversation.last = answer.key
+            conversation.append("user", "\n\n".join(result.content for result in results)).tool_results = results
+            self._submit(conversation, 1)
 
     def regenerate(self, conversation: Conversation, answer: Message) -> None:
         """Generate another version of `answer`. The previous version is kept."""

@@ -117,6 +117,10 @@ class ChatAnswer:
         reason = "" if reply.finish_reason in _ENDINGS else f"the engine says {reply.finish_reason[:40]!r}"
         if reply.finish_reason == "length":
             reason = self._limit_reached()
+        self.message.tool_calls = list(reply.tool_calls)
+        if reply.content is not None:
+            self.message.content = reply.content
+            self.message.scored_tokens = []  # their positions are those in the text with the calls
         self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or reason)
 
     def set_refused(self, reply: Refused) -> None:

@@ -47,6 +47,7 @@ from kvscope_app.views.console.prompt_estimator import PromptEstimator
 from kvscope_app.views.console.refusal_offers import TurnFitter
 from kvscope_app.views.console.sample_prompt_buttons import SamplePromptButtons
 from kvscope_app.views.console.search_panel import SearchPanel
+from kvscope_app.views.console.tools import ToolResult
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_app.views.console.turn_cache import TurnCache
 from kvscope_telemetry.messages.commands import EstimatePrompt
@@ -275,6 +276,13 @@ class ChatPage(QWidget):
         self._show_draft()
         self._send_prompt(text, edited, attachments)
 
+    def _on_results(self, answer: Message, results: list[ToolResult]) -> None:
+        if blocked := self.why_blocked():
+            self.show_message(blocked)
+        else:
+            self.chat.send_results(self.current, answer, results)
+            self.composer.edit.setFocus()
+
     def _on_not_sent(self) -> None:
         self.show_message(self.why_blocked() or _WAIT_HINT)
         self._is_send_notice = True
@@ -493,7 +501,9 @@ class ChatPage(QWidget):
         self.transcript.show_conversation(self.current)
         self.estimator.update_later()
         self.turn_cache.show_conversation(self.current)
-        self.composer.edit.set_earlier([message.content for message in path if message.role == "user"])
+        self.composer.edit.set_earlier(
+            [message.content for message in path if message.role == "user" and not message.tool_results]
+        )
         self.show_status()
 
     def _show_row(self) -> None:
@@ -536,6 +546,8 @@ class ChatPage(QWidget):
         self.fitter.failed.connect(self.show_message)
         self.transcript.edit_requested.connect(self._on_edit)
         self.transcript.version_requested.connect(self._on_version)
+        self.transcript.results_sent.connect(self._on_results)
+        self.options.tools.failed.connect(self.show_message)
         self.transcript.stop_requested.connect(lambda message: self.chat.stop(self.current, message))
         self.transcript.request_clicked.connect(self._on_request)
         self.chat.conversations_changed.connect(self._on_conversations_changed)

@@ -17,7 +17,9 @@ import msgspec
 
 from kvscope_app.views.console.attachments import Attachment, with_attachments
 from kvscope_app.views.console.scored_token import ScoredToken
-from kvscope_telemetry.messages.commands import ChatMessage, EstimatePrompt
+from kvscope_app.views.console.tools import ToolResult, read_tools, result_messages
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import ChatMessage, EstimatePrompt, ToolCall
 from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling, SamplingParams
 
 NEW_TITLE: Final = "New conversation"
@@ -93,6 +95,10 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Time when the prompt was sent, also for its answer, in seconds since 1970; 0 if unknown."""
     batch: str = ""
     """Identifier that is common to the answers requested together, side by side; "" for a single answer."""
+    tool_calls: list[ToolCall] = []
+    """Functions that an answer calls."""
+    tool_results: list[ToolResult] = []
+    """Results of the calls in the previous answer. Such a message is sent as them instead of a prompt."""
 
     @property
     def sent_text(self) -> str:
@@ -113,6 +119,8 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     system: str = ""
     sampling: SamplingParams = DEFAULT_SAMPLING
     adapter: str = ""
+    tools: str = ""
+    """Definitions of the functions that the model may call, as the user typed them; see `tools.read_tools`."""
     num_answers: int = 1
     """Number of answers requested for each new prompt, 1 to `MAX_ANSWERS`."""
     messages: list[Message] = []
@@ -240,6 +248,7 @@ def new_conversation(template: Conversation | None = None) -> Conversation:
     if template is not None:
         conversation.system, conversation.sampling = template.system, template.sampling
         conversation.adapter, conversation.num_answers = template.adapter, template.num_answers
+        conversation.tools = template.tools
     return conversation
 
 
@@ -271,12 +280,14 @@ def system_digest(system: str) -> str:
 def omitted_keys(path: Sequence[Message]) -> set[str]:
     """Return the keys of messages that later prompts omit.
 
-    These are the oldest turns, if the newest `Message.starts_at` leaves them out, and answers that ended without text,
-    with their prompts: chat templates require alternating roles, so a prompt without an answer cannot be sent.
+    These are the oldest turns, if the newest `Message.starts_at` leaves them out, and answers that ended without text
+    and calls, with their prompts: chat templates require alternating roles, so a prompt without an answer
+    cannot be sent.
     """
     keys = _keys_before(path, next((message.starts_at for message in reversed(path) if message.starts_at), ""))
     for message, answer in pairwise(path):
-        if message.role == "user" and answer.role == "assistant" and answer.ending and not answer.content:
+        is_answered = answer.content or answer.tool_calls or not answer.ending
+        if message.role == "user" and answer.role == "assistant" and not is_answered:
             keys |= {message.key, answer.key}
     return keys
 
@@ -298,16 +309,27 @@ def messages_to_send(
     messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path_to(conversation.last if last is None else last)
     skipped = omitted_keys(path) | _keys_before(path, starts_at)
-    messages += [
-        ChatMessage(
-            role=message.role,
-            content=message.sent_text,
-            token_ids=tuple(message.token_ids) if with_token_ids else (),
-        )
-        for message in path
-        if message.key not in skipped
-    ]
+    for message in path:
+        if message.key not in skipped:
+            messages += _sent_messages(message, with_token_ids=with_token_ids)
     return tuple(messages)
+
+
+def _sent_messages(message: Message, *, with_token_ids: bool) -> list[ChatMessage]:
+    if message.tool_results:
+        return result_messages(message.tool_results)
+    # The template writes calls itself, so that the tokens of an answer with calls do not occur in the prompt.
+    token_ids = tuple(message.token_ids) if with_token_ids and not message.tool_calls else ()
+    calls = tuple(message.tool_calls)
+    return [ChatMessage(role=message.role, content=message.sent_text, tool_calls=calls, token_ids=token_ids)]
+
+
+def tools_to_send(conversation: Conversation) -> str:
+    """Return the definitions of functions for the engine, "" if there are none or they are invalid."""
+    try:
+        return read_tools(conversation.tools)
+    except BadInput:
+        return ""
 
 
 def estimate_of_draft(conversation: Conversation, draft: Draft, *, with_token_ids: bool) -> EstimatePrompt | None:
@@ -318,7 +340,11 @@ def estimate_of_draft(conversation: Conversation, draft: Draft, *, with_token_id
     edited = next((message for message in conversation.messages if message.key == draft.edited), None)
     last = conversation.last if edited is None else edited.parent
     messages = messages_to_send(conversation, with_token_ids=with_token_ids, last=last)
-    return EstimatePrompt(messages=(*messages, ChatMessage(role="user", content=prompt)), adapter=conversation.adapter)
+    return EstimatePrompt(
+        messages=(*messages, ChatMessage(role="user", content=prompt)),
+        adapter=conversation.adapter,
+        tools=tools_to_send(conversation),
+    )
 
 
 def merge_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Message]:
@@ -332,6 +358,8 @@ def merge_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[M
 
 
 def _longer_copy(ours: Message, theirs: Message) -> Message:
+    if bool(ours.tool_calls) != bool(theirs.tool_calls):
+        return ours if ours.tool_calls else theirs  # calls are removed from the text of the complete answer
     if len(ours.content) != len(theirs.content):
         return ours if len(ours.content) > len(theirs.content) else theirs
     return ours if ours == theirs or not theirs.ending else theirs

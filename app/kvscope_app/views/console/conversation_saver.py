@@ -184,7 +184,7 @@ def update_from_copy(ours: Conversation, theirs: Conversation) -> None:
     ours.messages, ours.last = merge_messages(ours.messages, theirs.messages), theirs.last
     ours.title, ours.named = theirs.title, theirs.named
     ours.system, ours.sampling, ours.adapter = theirs.system, theirs.sampling, theirs.adapter
-    ours.num_answers = theirs.num_answers
+    ours.num_answers, ours.tools = theirs.num_answers, theirs.tools
     ours.changed_s = theirs.changed_s
 
 

@@ -21,6 +21,7 @@ from kvscope_app.views.console.refusal_offers import RefusalOffers
 from kvscope_app.views.console.scored_token import ScoredToken, unlikely_ranges
 from kvscope_app.views.console.text_body import TextBody, split_reasoning
 from kvscope_app.views.console.token_hover import TokenHover
+from kvscope_app.views.console.tool_calls_panel import ToolCallsPanel
 from kvscope_app.views.console.turn_cache_panel import TurnCachePanel
 from kvscope_app.views.console.version_row import VersionRow
 
@@ -42,8 +43,7 @@ class MessageCard(QFrame):
         self.offers = RefusalOffers()
         self.offers.hide()
         self.setObjectName("answer" if self._is_answer else "prompt")
-        name = f"Answer {number}" if number else "Answer"
-        self.role_label = ElidedLabel(name if self._is_answer else "You")
+        self.role_label = ElidedLabel(_role_text(message, number))
         self.role_label.setProperty("look", "muted")
         self.role_label.setToolTip(exact_time(message.written_s))
         self.body = TextBody(self.role_label.text())
@@ -62,6 +62,8 @@ class MessageCard(QFrame):
             if self._is_answer
             else tool_button("Edit", "Edit this prompt and ask again; this version and its answer are kept")
         )
+        self.redo.setVisible(not message.tool_results)
+        self.calls = ToolCallsPanel()
         self.versions = VersionRow()
         self.cache = TurnCachePanel()
         self.prefix_mark = PrefixMark(self.body)
@@ -76,6 +78,7 @@ class MessageCard(QFrame):
         self._show_contents(reasoning, answer)
         self.reasoning_toggle.setChecked(bool(reasoning and not answer))
         self._show_parts(reasoning, answer)
+        self.calls.show_calls(self.message.tool_calls)
         self.show_state("")
 
     def show_text(self) -> None:
@@ -166,6 +169,7 @@ class MessageCard(QFrame):
         self.body.apply_theme(theme)
         self.reasoning.apply_theme(theme)
         self._underline_unlikely_tokens(theme)
+        self.calls.apply_theme(theme)
         self.files.apply_theme(theme)
         set_icon(self.copy, "copy", theme)
         set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)
@@ -199,8 +203,16 @@ class MessageCard(QFrame):
         column.addLayout(head)
         column.addWidget(self.files)
         column.addWidget(self.reasoning_toggle, 0, Qt.AlignmentFlag.AlignLeft)
-        for part in (self.reasoning, self.body, self.notice, self.stats, self.prefix_mark, self.cache):
+        for part in (self.reasoning, self.body, self.calls, self.notice, self.stats, self.prefix_mark, self.cache):
             column.addWidget(part)
         column.addWidget(self.offers)
         column.addWidget(self.versions)  # next to the buttons above the text, it would widen a narrow dock
         self._on_fold(False)
+
+
+def _role_text(message: Message, number: int) -> str:
+    if message.tool_results:
+        return f"Result of {', '.join(result.name for result in message.tool_results)}"
+    if message.role == "user":
+        return "You"
+    return f"Answer {number}" if number else "Answer"

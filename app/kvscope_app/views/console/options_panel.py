@@ -1,4 +1,4 @@
-"""Panel with the options of a conversation: system prompt, LoRA adapter, sampling and answer format.
+"""Panel with the options of a conversation: system prompt, LoRA adapter, sampling, answer format and tools.
 
 Values are validated only by `SamplingParams`, so that their limits are the engine's.
 """
@@ -29,6 +29,8 @@ from kvscope_app.ui.widget_factories import label
 from kvscope_app.views.console.answer_format import AnswerFormatField
 from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_defaults
 from kvscope_app.views.console.scored_token import NUM_ALTERNATIVES
+from kvscope_app.views.console.tools import read_tools
+from kvscope_app.views.console.tools_field import ToolsField
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.sampling_params import LEFT_TO_THE_MODEL, ModelSampling, SamplingParams
@@ -100,6 +102,7 @@ class OptionsPanel(QWidget):
         self.stop.setToolTip("Strings that end the answer, separated by |; \\n is a new line")
         self.stop.setAccessibleName("Stop strings")
         self.format = AnswerFormatField()
+        self.tools = ToolsField()
         self.logprobs = QCheckBox("Log-probabilities")
         self._adapter_name = label("LoRA adapter", "muted")
         self._adapter_name.setToolTip(_ADAPTER_TIP)
@@ -134,6 +137,7 @@ class OptionsPanel(QWidget):
         if self.system.toPlainText() != conversation.system:
             self.system.setPlainText(conversation.system)
         self._fill(conversation.sampling)
+        self.tools.fill(conversation.tools)
         self._conversation = conversation
         self._fill_adapters()
         self._check()
@@ -218,6 +222,7 @@ class OptionsPanel(QWidget):
         if self._conversation is None:
             return
         self._conversation.system = self.system.toPlainText()
+        self._conversation.tools = self.tools.text.toPlainText()
         sampling = self._check()
         if sampling is not None:
             self._conversation.sampling = sampling
@@ -227,6 +232,7 @@ class OptionsPanel(QWidget):
         sampling, problem = None, ""
         try:
             sampling = self.read()
+            read_tools(self.tools.text.toPlainText())
         except BadInput as error:
             problem = str(error)
         problem = problem or self._adapter_problem()
@@ -246,6 +252,7 @@ class OptionsPanel(QWidget):
             line.textEdited.connect(self._on_edited)
         self.logprobs.clicked.connect(self._on_edited)
         self.format.edited.connect(self._on_edited)
+        self.tools.edited.connect(self._on_edited)
         self.reset.clicked.connect(self._on_reset)
 
     def _lay_out(self) -> None:
@@ -267,6 +274,9 @@ class OptionsPanel(QWidget):
         format_row = QHBoxLayout()
         format_row.addWidget(label("Answer format", "muted"), 0, Qt.AlignmentFlag.AlignTop)
         format_row.addWidget(self.format, 1)
+        tools_row = QHBoxLayout()
+        tools_row.addWidget(label("Tools", "muted"), 0, Qt.AlignmentFlag.AlignTop)
+        tools_row.addWidget(self.tools, 1)
         self.column = column_layout = QVBoxLayout(self)
         column_layout.setContentsMargins(10, 6, 10, 8)
         column_layout.setSpacing(6)
@@ -275,6 +285,7 @@ class OptionsPanel(QWidget):
         column_layout.addLayout(grid)
         column_layout.addLayout(stop_row)
         column_layout.addLayout(format_row)
+        column_layout.addLayout(tools_row)
         column_layout.addWidget(self.logprobs)
 
 

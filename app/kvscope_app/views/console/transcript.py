@@ -43,6 +43,8 @@ class Transcript(QScrollArea):
     """Like `new_chat_requested`, emitted with the answer that was refused because its prompt was too long."""
     version_requested = Signal(object)
     """Emitted when the user chooses a version of a message or one of several answers, with the `Message` to show."""
+    results_sent = Signal(object, object)
+    """Emitted with an answer and the results of the functions that it calls, a list of `ToolResult`."""
     stop_requested = Signal(object)
     """Emitted with one of several answers that shall be stopped."""
     comparison_requested = Signal(object, object)
@@ -108,6 +110,7 @@ class Transcript(QScrollArea):
         for card in self.cards:
             key = card.message.key
             card.show_state(progress.get(key, ""), can_ask=can_ask and not progress)
+            card.calls.show_state(is_newest=key == last, can_send=can_ask and not progress)
             card.show_offers(is_newest=key == last, can_shorten=can_ask and can_estimate and not progress)
         for row in self._rows:
             if isinstance(row.widget, AnswerGroup):
@@ -214,6 +217,7 @@ class Transcript(QScrollArea):
         card.request_clicked.connect(self.request_clicked)
         card.regenerate_requested.connect(lambda: self.regenerate_requested.emit(card.message))
         card.edit_requested.connect(lambda: self.edit_requested.emit(card.message))
+        card.calls.results_sent.connect(lambda results: self.results_sent.emit(card.message, results))
         card.offers.new_chat_requested.connect(lambda: self.new_chat_requested.emit(card.message))
         card.offers.shorten_requested.connect(lambda: self.shorten_requested.emit(card.message))
         card.versions.version_requested.connect(lambda step: self._on_version(card.message, step))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,6 +23,7 @@ from kvscope_engine.http.tool_calling.tool_call_formats import (
     reasoning_marks,
 )
 from kvscope_engine.http.tool_calling.tool_call_reader import MAX_CALLS, ToolCallReader
+from kvscope_engine.tokenization.chat_template import TOOLS_VARIABLE
 from kvscope_engine.tokenization.tokenizer import IncrementalDecoder, Tokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Tokens
@@ -34,8 +34,6 @@ REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
 _REASONING_TEXT: Final = "\n".join(sorted(REASONING_MARKS))
 PROMPT_END_TOKENS: Final = 16
 """Number of tokens at the end of a prompt that are searched for an opening tag of reasoning, such as `<think>`."""
-TOOLS_VARIABLE: Final = re.compile(r"\btools\b")
-"""Matches the template variable `tools` in the source of a chat template that supports tools."""
 ACCEPTED_CHOICES: Final = "none, auto, required or a function by its name"
 
 

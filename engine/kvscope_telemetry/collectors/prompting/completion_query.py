@@ -45,7 +45,7 @@ def make_completion_query(submit: Submit, engine: ExternalEngine) -> CompletionQ
     """Convert `submit` to a query for `engine`. Raises BadInput for parameters that the engine does not support."""
     path, fields = _prompt(submit)
     if submit.tools:
-        raise BadInput(f"tools are not accepted for {engine.name}: its answer would be calls, and no text")
+        fields["tools"] = _json(submit.tools, "tools")
     fields |= _sampling(submit.sampling, engine, path)
     if submit.priority:
         fields["priority"] = submit.priority
@@ -113,13 +113,13 @@ def _structured_fields(structured: Structured, engine: ExternalEngine) -> Fields
     if kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     if kind == "json_schema":
-        schema = {"name": "answer", "schema": _schema(text)}
+        schema = {"name": "answer", "schema": _json(text, "json_schema")}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     return engine.form_fields(structured)
 
 
-def _schema(text: str) -> Any:
+def _json(text: str, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise BadInput(f"json_schema={text!r:.60} is not accepted: JSON ({error})") from None
+        raise BadInput(f"{name}={text!r:.60} is not accepted: JSON ({error})") from None

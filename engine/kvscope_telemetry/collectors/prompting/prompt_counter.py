@@ -39,7 +39,7 @@ class PromptCounter:
     def ask(self, question: EstimatePrompt) -> None:
         """Enqueue a question. Thread-safe and non-blocking; the answer is put into the reply box."""
         if question.tools:
-            self._box.put([refuse(question, f"tools are not accepted for {self._engine.name}")])
+            self._box.put([_unanswered(question, f"{self._engine.name} does not count the tokens of tools")])
         elif self._engine.count_tokens is None:
             self._box.put([_unanswered(question, f"{self._engine.name} does not count tokens")])
         elif self._questions.qsize() >= MAX_WAITING:

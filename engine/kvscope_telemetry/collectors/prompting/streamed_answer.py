@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from kvscope_telemetry.collectors.prompting.error_text import error_text_of_document, one_line
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
+from kvscope_telemetry.messages.commands import MAX_TOOL_CALLS, Finished, RequestTiming, Tokens, ToolCall, Usage
 
 MAX_EVENT_BYTES: Final = 1 << 20
 DONE: Final = b"[DONE]"
@@ -29,8 +29,22 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 
+class _CalledFunction(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _CallDelta(msgspec.Struct):
+    """Part of a tool call: the first part has its id and name, each has a piece of its arguments."""
+
+    index: int = 0
+    id: str | None = None
+    function: _CalledFunction | None = None
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[_CallDelta] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
@@ -62,11 +76,19 @@ class _Chunk(msgspec.Struct):
 
 
 @dataclass(slots=True)
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Completion:
     reason: str = ""
     num_tokens: int = 0
     first_s: float | None = None
     is_thinking: bool = False
+    calls: dict[int, _Call] = field(default_factory=dict)
 
 
 class EventLines:
@@ -141,9 +163,14 @@ class StreamedAnswer:
             raise ProtocolError(f"its answer has a completion {choice.index}: {len(self._completions)} were asked for")
         completion = self._completions[choice.index]
         text, ids = _text(choice, completion), tuple(choice.token_ids or ())
+        calls = choice.delta.tool_calls or () if choice.delta is not None else ()
+        for call in calls:
+            _add_call(completion, call)
         if choice.finish_reason:
-            completion.reason = one_line(choice.finish_reason)
-        if not text and not ids:
+            # A call ends an answer as the end of its text does.
+            reason = "stop" if choice.finish_reason == "tool_calls" else choice.finish_reason
+            completion.reason = one_line(reason)
+        if not text and not ids and not calls:
             return
         if completion.first_s is None:
             completion.first_s = time.monotonic() - self._started_s
@@ -165,7 +192,23 @@ class StreamedAnswer:
                 completion_tokens=completion.num_tokens if num_tokens is None else num_tokens,
             ),
             timing=RequestTiming(ttft_s=completion.first_s, total_s=total_s),
+            tool_calls=tuple(
+                ToolCall(id=call.id, name=call.name, arguments="".join(call.arguments) or "{}")
+                for call in completion.calls.values()
+                if call.name
+            ),
         )
+
+
+def _add_call(completion: _Completion, part: _CallDelta) -> None:
+    """Add a part of a call to the calls of `completion`. Raises ProtocolError for too many calls."""
+    if part.index not in completion.calls and len(completion.calls) >= MAX_TOOL_CALLS:
+        raise ProtocolError(f"its answer has more than {MAX_TOOL_CALLS} tool calls")
+    call = completion.calls.setdefault(part.index, _Call())
+    call.id = call.id or part.id or ""
+    if part.function is not None:
+        call.name = call.name or part.function.name or ""
+        call.arguments.append(part.function.arguments or "")
 
 
 def _text(choice: _Choice, completion: _Completion) -> str:

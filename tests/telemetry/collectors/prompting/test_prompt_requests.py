@@ -98,5 +98,11 @@ def test_unsupported_options_are_refused_by_name() -> None:
         fields(SGLANG, logprobs=2)
     with pytest.raises(BadInput, match="max_tokens=None is not accepted"):
         fields(max_tokens=None)
-    with pytest.raises(BadInput, match="tools are not accepted for vLLM"):
-        make_completion_query(Submit(request_id="a", prompt="x", tools="[]"), VLLM)
+    with pytest.raises(BadInput, match=r"tools='\[' is not accepted"):
+        make_completion_query(Submit(request_id="a", prompt="x", tools="["), VLLM)
+
+
+def test_tools_are_sent() -> None:
+    tools = '[{"type": "function", "function": {"name": "time"}}]'
+    query = make_completion_query(Submit(request_id="a", prompt="x", tools=tools), VLLM)
+    assert query.fields["tools"] == [{"type": "function", "function": {"name": "time"}}]

@@ -13,7 +13,7 @@ from kvscope_telemetry.collectors.prompting.streamed_answer import (
     StreamedAnswer,
 )
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.messages.commands import Usage
+from kvscope_telemetry.messages.commands import ToolCall, Usage
 
 STREAM = b": ping\r\n\r\ndata: one\r\n\r\nevent: x\nid: 5\ndata:two\ndata: and more\n\n\ndata: \xc3\xa9\n\n"
 
@@ -130,3 +130,28 @@ def test_chunk_of_another_server_with_null_choices_and_float_counts_is_read() ->
     assert [tokens.text for tokens in answer.feed(events)] == ["a"]
     (end,) = answer.ends("stop")
     assert (end.usage.completion_tokens, end.usage.prompt_tokens) == (1, 2)
+
+
+def test_pieces_of_tool_calls_are_joined() -> None:
+    answer = StreamedAnswer("a", 1)
+    for part in (
+        {"index": 0, "id": "c1", "function": {"name": "time", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"zone":'}},
+        {"index": 0, "function": {"arguments": ' "CET"}'}},
+        {"index": 1, "id": "c2", "function": {"name": "date"}},
+    ):
+        answer.feed(data(choices=[{"index": 0, "delta": {"tool_calls": [part]}}]))
+    answer.feed(data(choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]))
+    (last,) = answer.ends()
+    assert last.finish_reason == "stop"
+    assert last.tool_calls == (
+        ToolCall(id="c1", name="time", arguments='{"zone": "CET"}'),
+        ToolCall(id="c2", name="date", arguments="{}"),
+    )
+
+
+def test_endless_tool_calls_are_refused() -> None:
+    answer = StreamedAnswer("a", 1)
+    parts = [{"index": index, "function": {"name": "time"}} for index in range(129)]
+    with pytest.raises(ProtocolError, match="more than 128 tool calls"):
+        answer.feed(data(choices=[{"index": 0, "delta": {"tool_calls": parts}}]))
