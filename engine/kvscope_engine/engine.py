@@ -208,8 +208,8 @@ class Engine:
             EngineDead: after `close`.
         """
         self._check_open()
-        call_reader = self._call_reader(submit)
         requests = self._requests_of(submit, token_ids or partial(self.prompt_token_ids, submit))
+        call_reader = self._call_reader(submit)
         for request in requests:
             self.components.scheduler.add_request(request)
             self.streams[request.number] = self._stream(request, submit)

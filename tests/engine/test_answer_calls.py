@@ -55,7 +55,7 @@ def submit(tools: str = TOOLS) -> Submit:
 @pytest.mark.parametrize("special", [frozenset((0, 5)), frozenset((0, 2, 4, 5))], ids=["text", "special tokens"])
 def test_calls_and_text_are_separated_at_the_end_of_an_answer(special: frozenset[int]) -> None:
     words = tokenizer(special)
-    request = Request(1, "r", [0], SamplingParams(), 10, arrival_ns=0)
+    request = Request(1, "r", [0], SamplingParams().resolved(None), 10, arrival_ns=0)
     detokenizer = Detokenizer(lambda ids: words.decode(list(ids)), ())
     stream = OutputStream(request, "r", detokenizer, frozenset({5}))
     stream.read_calls = AnswerCallReader(submit(), words).read

@@ -134,7 +134,7 @@ class CommandReceiver:
             OnBehalfOf(command.client, command.batch) if isinstance(command, Submit | Abort) else CLIENT_ITSELF
         )
         reason = self.tasks.append(client, command, command_bytes(command), on_behalf_of)
-        return refuse(command, refusal_text(reason)) if reason else None
+        return refuse(command, refusal_text(reason), is_temporary=True) if reason else None
 
     def enqueue_join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
         """Queue the introduction of a client's session, in order with the client's commands.
@@ -230,7 +230,8 @@ class CommandReceiver:
             return Done(tag=command.tag)
         if self.phase == "failed":
             return refuse(command, f"the engine has ended: {self.reason}")
-        return refuse(command, "the model is still loading: try again when the engine is ready")
+        reason = "the model is still loading: try again when the engine is ready"
+        return refuse(command, reason, is_temporary=True)
 
 
 class ClientLost:

@@ -381,7 +381,7 @@ class PendingSubmits:
     def estimate(self, client: bytes, command: EstimatePrompt, num_text_tokens: Callable[[str], int]) -> Reply | None:
         """Start tokenizing a prompt that is only estimated. Returns a refusal if a limit would be exceeded."""
         reason = self._preparation.enqueue(PreparedEstimate(client, command, num_text_tokens))
-        return refuse(command, refusal_text(reason)) if reason else None
+        return refuse(command, refusal_text(reason), is_temporary=True) if reason else None
 
     def pop(self, prepared: Prepared) -> bool:
         """Remove a submission whose prompt is tokenized. Returns False if it was cancelled."""

@@ -514,10 +514,11 @@ Reply: TypeAlias = (
 )
 
 
-def refuse(command: Command, reason: str) -> Reply:
-    """Return the negative reply for the type of `command`."""
+def refuse(command: Command, reason: str, *, is_temporary: bool = False) -> Reply:
+    """Return the negative reply for the type of `command`. `is_temporary`: it was not judged, because of a limit."""
     if isinstance(command, Submit):
         return Refused(request_id=command.request_id, reason=reason)
     if isinstance(command, Abort):
         return Failed(reason=reason, request_id=command.request_id)
-    return Failed(reason=reason, tag=command.tag)
+    is_unanswered = is_temporary and isinstance(command, EstimatePrompt)
+    return Failed(reason=reason, tag=command.tag, is_unanswered=is_unanswered)

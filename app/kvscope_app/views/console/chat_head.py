@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from PySide6.QtCore import QSignalBlocker, Signal
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QToolButton, QWidget
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLineEdit, QToolButton, QWidget
 
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.widget_factories import set_icon, tool_button
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.console.conversation_picker import ConversationCombo
+
+_MIN_TITLE_WIDTH: Final = 200
+"""Width of the drop-down, in pixels at a zoom of 100 %, below which the buttons move below it."""
 
 
 class ChatHead(QWidget):
@@ -43,6 +50,7 @@ class ChatHead(QWidget):
         self._spacer.setVisible(has_list)
         self.search.setHidden(has_list)
         self._show_title_line(False)
+        self._arrange()
 
     def begin_rename(self, title: str) -> None:
         self.title_line.setText(title)
@@ -83,12 +91,26 @@ class ChatHead(QWidget):
         self.title_line.setVisible(is_shown)
         self.combo.setVisible(not is_shown and not self._has_list)
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Place the buttons beside the title if there is enough width, or if a list shows the titles; else below it."""
+        title_width = self.width() - self._button_row.sizeHint().width()
+        is_beside = self._has_list or title_width >= scaled(_MIN_TITLE_WIDTH)
+        self._row.setDirection(QBoxLayout.Direction.LeftToRight if is_beside else QBoxLayout.Direction.TopToBottom)
+
     def _lay_out(self) -> None:
         self._spacer = QWidget()
-        row = QHBoxLayout(self)
-        row.setContentsMargins(10, 6, 8, 4)
-        row.setSpacing(2)
+        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
+        self._row.setContentsMargins(10, 6, 8, 4)
+        self._row.setSpacing(2)
         for widget in (self.combo, self.title_line, self._spacer):
-            row.addWidget(widget, 1)
+            self._row.addWidget(widget, 1)
+        self._button_row = QHBoxLayout()
+        self._button_row.setSpacing(2)
+        self._button_row.addStretch(1)
         for button in self._buttons():
-            row.addWidget(button)
+            self._button_row.addWidget(button)
+        self._row.addLayout(self._button_row)

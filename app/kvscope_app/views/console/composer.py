@@ -189,6 +189,7 @@ class Composer(QWidget):
             self.refused.emit()
         elif text.strip():
             self.sent.emit(text)
+            self.edit.setFocus()  # a click on Send disables it, and the focus would move to another button
 
     def _show_button(self) -> None:
         has_text = bool(self.edit.toPlainText().strip())

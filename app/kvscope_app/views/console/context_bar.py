@@ -67,7 +67,8 @@ class ContextBar(QWidget):
 
     def show_refusal(self, reason: str) -> None:
         """Show why the draft cannot be estimated, which is why the engine would refuse it."""
-        self._show_price((f"This prompt would not be accepted: {reason}",), is_warning=True)
+        short = f"{reason[:1].upper()}{reason[1:]}"  # the rest of a reason that does not fit is in the tooltip
+        self._show_price((f"This prompt would not be accepted: {reason}", short), is_warning=True)
 
     def apply_theme(self, theme: Theme) -> None:
         self._theme = theme

@@ -108,6 +108,7 @@ class TurnCache(QObject):
                 previous = _previous_answer(path, card.message)
                 self._show_blocks(card, mirror, index, previous)
                 breaks |= self._break_of(card.message, path, previous, conversation)
+        self._show_reasons_once()
         for card in self._transcript.cards:
             card.prefix_mark.show_break(breaks.get(card.message.key))
         self._update_selected_rows()
@@ -123,7 +124,15 @@ class TurnCache(QObject):
         else:
             blocks = turn_blocks(mirror, stats, self._chains, index, None if previous is None else previous.stats)
         self._blocks[card.message.key] = blocks
-        card.cache.show_blocks(blocks)
+
+    def _show_reasons_once(self) -> None:
+        """Show the blocks on each card, and each reason why blocks are unknown only on the last card that has it."""
+        shown: set[str] = set()
+        for card in reversed(self._transcript.cards):
+            if (blocks := self._blocks.get(card.message.key)) is not None:
+                is_repeated = bool(blocks.reason) and blocks.reason in shown
+                card.cache.show_blocks(no_blocks("") if is_repeated else blocks)
+                shown.add(blocks.reason)
 
     def _break_of(
         self, answer: Message, path: Sequence[Message], previous: Message | None, conversation: Conversation

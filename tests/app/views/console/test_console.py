@@ -329,6 +329,15 @@ def test_wide_console_shows_the_conversation_list(console):
     assert not console.page.combo.isVisible()
 
 
+def test_title_has_a_line_of_its_own_in_a_narrow_console(console, qtbot):
+    head = console.page.head
+    console.view.resize(280, 500)
+    qtbot.waitUntil(lambda: head.combo.width() > 200)
+    assert head.new.y() > head.combo.y()
+    console.view.resize(600, 500)
+    qtbot.waitUntil(lambda: abs(head.new.y() - head.combo.y()) < 10)
+
+
 @pytest.mark.parametrize("state", [SourceState.CONNECTING, SourceState.LOADING])
 def test_nothing_is_sent_before_the_engine_is_ready(console, qtbot, state):
     console.engine.set_status(state)
