@@ -45,7 +45,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.printable import print_line
 from kvscope_telemetry.recordings.sample import is_sample
-from kvscope_telemetry.source import Source
+from kvscope_telemetry.source import PastSource, Source
 from kvscope_telemetry.termination import handling_signals
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ The seconds from that time until the first window is exposed are printed as JSON
 """
 
 _HISTORY_DELAY_MS: Final = 150
+_PAST_S: Final = 3600
+"""Seconds of the past to read of an engine whose past is known (`Address.open`), unless its address says how many."""
 _CLOSE_SESSION_DELAY_MS: Final = 500
 """Delay from closing a window to closing its session, so that the session's last command to the engine is sent."""
 _CLEANUP_DELAY_MS: Final = 200
@@ -107,7 +109,7 @@ class Desktop(QObject):
         `engine` is the engine's process if kvscope started it.
         """
         address = address if isinstance(address, Address) else Address(address, key)
-        source = address.open()
+        source = address.open(past_s=_PAST_S)
         self._addresses[source] = address
         window = self.watch(source, None if engine is None else EngineSupervisor(engine, self))
         # After the first paint, so that the window does not wait for the disk.
@@ -119,7 +121,8 @@ class Desktop(QObject):
         if session is not None:
             from kvscope_app.session.recording.disk_history import DiskHistory
 
-            session.set_disk_history(DiskHistory(make_ring(self._settings), source.set_sink))
+            past_s = source.past_s if isinstance(source, PastSource) else 0
+            session.set_disk_history(DiskHistory(make_ring(self._settings, past_s), source.set_sink))
 
     def offer_crashed_histories(self) -> CrashedHistories:
         """Offer once to open the histories of crashed sessions, in the first window that shows data."""

@@ -3,6 +3,7 @@
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
     ssh://[USER@]HOST[:PORT][/ENDPOINT]         kvscope's own engine on another machine, through OpenSSH
     vllm://HOST:PORT, sglang://HOST:PORT, ...    external engines (`external_engines.py`), by their HTTP server
+    prometheus://HOST:PORT?job=JOB              an engine that a Prometheus server scrapes
 
 The module of an external engine's source is imported when such a source is opened. Secrets appear in no repr and in no
 name.
@@ -30,8 +31,10 @@ from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SYNTAX, require_ssh
 if TYPE_CHECKING:
     from kvscope_telemetry.collectors.external_address import ExternalAddress
     from kvscope_telemetry.collectors.own_api import OwnApi
+    from kvscope_telemetry.collectors.prometheus.prometheus_address import PrometheusAddress
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
+PROMETHEUS: Final = "prometheus"
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 """Environment variable with the API key, used if no key file is given.
 
@@ -40,7 +43,8 @@ There is no command-line option for the key itself, because other users of the m
 
 
 def accepted_addresses() -> str:
-    return f"ipc:///DIR, tcp://HOST:PORT, {SYNTAX}, {each_engine('{scheme}://HOST:PORT')}"
+    engines = each_engine("{scheme}://HOST:PORT")
+    return f"ipc:///DIR, tcp://HOST:PORT, {SYNTAX}, {PROMETHEUS}://HOST:PORT?job=JOB, {engines}"
 
 
 class WatchedSource(Source, Protocol):
@@ -92,7 +96,12 @@ class Address:
 
     @property
     def is_external(self) -> bool:
-        return find_engine(self.scheme) is not None
+        """Whether an HTTP server is asked: that of an external engine, or Prometheus."""
+        return find_engine(self.scheme) is not None or self.is_prometheus
+
+    @property
+    def is_prometheus(self) -> bool:
+        return self.scheme == PROMETHEUS
 
     def check(self) -> None:
         """Raise BadInput if the address cannot be opened. Makes no connection.
@@ -101,7 +110,10 @@ class Address:
         """
         if self.is_external:
             self._check_options_of_external()
-            external_address(self)
+            if self.is_prometheus:
+                prometheus_address(self)
+            else:
+                external_address(self)
         elif self.scheme in OWN_SCHEMES:
             self._check_options_of_own()
             self._check_ca_file()
@@ -112,9 +124,16 @@ class Address:
             hint = _hint(self)
             raise BadInput(f"address {self.text!r} is not accepted: {hint or accepted_addresses()}")
 
-    def open(self, sink: Sink | None = None) -> WatchedSource:
-        """Return a source that watches the engine. The engine may start later. Raises BadInput like `check`."""
+    def open(self, sink: Sink | None = None, *, past_s: int = 0) -> WatchedSource:
+        """Return a source that watches the engine. The engine may start later. Raises BadInput like `check`.
+
+        `past_s`: seconds before now to read if the engine's past is known, which is so with Prometheus.
+        """
         self.check()
+        if self.is_prometheus:
+            from kvscope_telemetry.collectors.prometheus.prometheus_source import PrometheusSource
+
+            return PrometheusSource(prometheus_address(self), past_s=past_s, sink=sink)
         if not self.is_external:
             return LiveSource(self.text, key=self.key, sink=sink, make_prompt_api=self._own_api)
         if self._publishes_slots:
@@ -148,7 +167,7 @@ class Address:
                 raise BadInput(f"{name} is for {engines}, and does not go with {self.text}")
 
     def _check_options_of_external(self) -> None:
-        if self.kv_events and self._publishes_slots:
+        if self.kv_events and (self._publishes_slots or self.is_prometheus):
             engines = each_engine("{scheme}://", "and", with_events=True)
             raise BadInput(f"--kv-events is for {engines}, and does not go with {self.text}")
         if self.key is not None:
@@ -192,7 +211,7 @@ def each_rank(text: str) -> list[str]:
     Raises:
         BadInput: for an invalid number of ranks, or `rank` combined with `ranks`.
     """
-    if not Address(text).is_external or "ranks=" not in text:
+    if find_engine(Address(text).scheme) is None or "ranks=" not in text:
         return [text]
     from kvscope_telemetry.collectors.external_address import each_rank
 
@@ -222,6 +241,18 @@ def external_address(address: Address) -> ExternalAddress:
     return ExternalAddress.parse(
         address.text,
         kv_events=address.kv_events,
+        api_key=address.api_key,
+        tls=address.tls,
+        ca="" if address.ca_file is None else str(address.ca_file.expanduser()),
+        api_key_over_http=address.api_key_over_http,
+    )
+
+
+def prometheus_address(address: Address) -> PrometheusAddress:
+    from kvscope_telemetry.collectors.prometheus.prometheus_address import PrometheusAddress
+
+    return PrometheusAddress.parse(
+        address.text,
         api_key=address.api_key,
         tls=address.tls,
         ca="" if address.ca_file is None else str(address.ca_file.expanduser()),

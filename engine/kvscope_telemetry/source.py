@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -181,3 +181,11 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Stop the thread and close the sockets within a second."""
+
+
+@runtime_checkable
+class PastSource(Protocol):
+    """A live source that first publishes what happened before it was opened."""
+
+    past_s: int
+    """Number of seconds before the source was opened that it publishes; 0 for none."""

@@ -120,7 +120,7 @@ def test_key_option_applies_to_every_attached_engine(qapp, tmp_path, monkeypatch
     opened = []
     monkeypatch.setattr(desktop_module, "make_application", lambda: qapp)
     monkeypatch.setattr(desktop_module, "probe_startup", lambda app, window: None)
-    monkeypatch.setattr(Address, "open", lambda self: opened.append(self) or FakeSource())
+    monkeypatch.setattr(Address, "open", lambda self, **_: opened.append(self) or FakeSource())
     monkeypatch.setattr(Desktop, "watch", lambda self, source, supervisor: self.windows.append(source))
     monkeypatch.setattr(qapp, "exec", lambda: 0)
     key = tmp_path / "mine.key"

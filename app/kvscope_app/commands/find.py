@@ -6,8 +6,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
+from kvscope_telemetry.discovery.places import PLACES
 from kvscope_telemetry.discovery.probed_ports import probed_ports
 from kvscope_telemetry.printable import print_line, print_text, printable
 
@@ -30,7 +33,18 @@ def add_find_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
         allow_abbrev=False,
     )
     parser.add_argument(
-        "host", metavar="HOST", nargs="?", default="", help="machine whose ports to ask (default: this machine)"
+        "host",
+        metavar="PLACE",
+        nargs="?",
+        default="",
+        help=f"machine whose ports to ask, or {PLACES} for the engines known there (default: this machine)",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help=f"file with the API key of a PLACE such as prometheus:// (default: ${API_KEY_VARIABLE}); never sent to"
+        " ports that are searched",
     )
     parser.add_argument(
         "--port",
@@ -53,9 +67,7 @@ def add_find_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 
 def find(args: argparse.Namespace) -> int:
     """Print the engines that were found and return the exit code."""
-    from kvscope_telemetry.discovery.local_search import find_engines
-
-    engines = find_engines(args.host, args.port)
+    engines = _engines(args)
     if args.json:
         print(json.dumps([asdict(engine) for engine in engines]))
     elif args.addresses:
@@ -64,10 +76,22 @@ def find(args: argparse.Namespace) -> int:
                 print_line(engine.address)
     elif engines:
         print_text(_table(engines))
+    elif "://" in args.host:
+        print_line(f"No engine found in {args.host}")
     else:
         where = args.host or "this machine"
         print_line(f"No engine found on {where}. Asked: ports {_ports_text(args.port)}; add others with --port N.")
     return 0 if engines else _NONE_FOUND
+
+
+def _engines(args: argparse.Namespace) -> tuple[FoundEngine, ...]:
+    if "://" in args.host:
+        from kvscope_telemetry.discovery.places import find_in_place
+
+        return find_in_place(args.host, api_key=read_api_key(args.api_key_file))
+    from kvscope_telemetry.discovery.local_search import find_engines
+
+    return find_engines(args.host, args.port)
 
 
 def _table(engines: Sequence[FoundEngine]) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from kvscope_app.command_line import FleetOptions, Options
 from kvscope_app.option_values import parse_duration
-from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
+from kvscope_telemetry.addresses import API_KEY_VARIABLE, accepted_addresses, read_api_key
 from kvscope_telemetry.collectors.external_engines import each_engine
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.expanded_list import AddressText, ExpandedText
 from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, parse_list
 from kvscope_telemetry.fleet.list_texts import COMMAND_S, CommandText, FileText, ListText
 
@@ -27,6 +28,13 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
         allow_abbrev=False,
     )
     list_source = parser.add_mutually_exclusive_group(required=True)
+    list_source.add_argument(
+        "addresses",
+        metavar="ADDRESS",
+        nargs="*",
+        default=[],
+        help=f"{accepted_addresses()}; one without an instance stands for all engines that Prometheus knows",
+    )
     list_source.add_argument(
         "--file", metavar="ADDRESSES.txt", type=Path, help="file with the list; reread when it changes"
     )
@@ -60,13 +68,13 @@ def fleet(args: argparse.Namespace) -> Options:
     """Return the options for the fleet window. Raises BadInput if the list's file cannot be read or parsed."""
     api_key = read_api_key(args.api_key_file)
     text: ListText
-    if args.file is not None:
-        text = FileText(args.file)
+    if args.list_command is not None:
+        text = CommandText(args.list_command)
+    else:
+        text = AddressText(args.addresses) if args.addresses else FileText(args.file)
         try:
             parse_list(text.read(threading.Event()), api_key)
         except BadInput as error:
-            raise BadInput(f"--file: {error}") from None
-    else:
-        text = CommandText(args.list_command)
+            raise BadInput(str(error) if args.addresses else f"--file: {error}") from None
     debug = bool(getattr(args, "debug", False))
-    return Options(theme=args.theme, debug=debug, fleet=FleetOptions(text, args.every, api_key))
+    return Options(theme=args.theme, debug=debug, fleet=FleetOptions(ExpandedText(text, api_key), args.every, api_key))

@@ -204,7 +204,7 @@ class History:
         if not mirror.capabilities.counters:
             self._clear_sums(before_ns, now_ns)
         self._add_latencies(update, now_ns)
-        self._add_readings(update, now_ns)
+        self._add_readings(update, mirror, now_ns)
         self._add_requests(update)
         self.request_times.add_events(update.events)
         self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
@@ -271,12 +271,12 @@ class History:
 
     def _update_clock_offset(self, update: Update, now_ns: int) -> None:
         times = update.series.get("time_ns")
-        if times is not None and times.size:
-            offset_ns = now_ns - int(times[-1])
-        elif update.heartbeat is not None:
-            offset_ns = now_ns - update.heartbeat.time_ns
-        else:
+        newest_ns = [] if times is None else times[-1:].tolist()
+        if update.heartbeat is not None:
+            newest_ns.append(update.heartbeat.time_ns)
+        if not newest_ns:
             return
+        offset_ns = now_ns - max(newest_ns)
         self._offset_ns = offset_ns if self._offset_ns is None else min(self._offset_ns, offset_ns)
 
     def _add_snapshot_counts(self, update: Update, bin_number: int) -> None:
@@ -371,19 +371,23 @@ class History:
                 bin_number, p50, p95 = closed_bin
                 self.ring.set_bin(bin_number, {f"{prefix}_p50_s": p50, f"{prefix}_p95_s": p95})
 
-    def _add_readings(self, update: Update, now_ns: int) -> None:
-        """Add latencies that the engine reports as histograms.
+    def _add_readings(self, update: Update, mirror: BlockCounts, now_ns: int) -> None:
+        """Add the pool's usage, and latencies that the engine reports as histograms.
 
         The curves show the upper bound of each percentile, or the lower bound if the upper one is infinite.
         """
         for reading in update.readings:
-            self.readings.append((now_ns, reading))
+            at_ns = now_ns if self._offset_ns is None else min(reading.time_ns + self._offset_ns, now_ns)
+            bin_number = min(at_ns // BIN_NS, self.ring.newest)
+            self.readings.append((at_ns, reading))
+            if reading.used_share >= 0 and not mirror.capabilities.free_rows:
+                self._set_usage(reading.used_share, mirror.num_blocks, bin_number)
             for prefix, kind in HISTOGRAMS.items():
                 histogram = sum_histograms((reading,), kind)
                 if histogram is not None and histogram.total:
                     bounds = {f"{prefix}_p{p}_s": histogram.percentile(p / 100) for p in (50, 95)}
                     upper = {name: high if math.isfinite(high) else low for name, (low, high) in bounds.items()}
-                    self.ring.set_bin(min(now_ns // BIN_NS, self.ring.newest), upper)
+                    self.ring.set_bin(bin_number, upper)
                     self.known_columns.update(upper)
 
     def percentile_bounds(self, prefix: str, share: float, since_ns: int, until_ns: int) -> PercentileBounds:
@@ -410,11 +414,14 @@ class History:
             return
         if not mirror.capabilities.free_rows:
             if mirror.used_share >= 0:
-                active = mirror.used_share * mirror.num_blocks
-                self.ring.set_bin(bin_number, {"blocks_active": active, "blocks_free": mirror.num_blocks - active})
+                self._set_usage(mirror.used_share, mirror.num_blocks, bin_number)
         else:
             counts = (mirror.num_active, mirror.num_cached, mirror.num_available_blocks)
             self.ring.set_bin(bin_number, dict(zip(BLOCK_GAUGES, counts, strict=True)))
+
+    def _set_usage(self, share: float, num_blocks: int, bin_number: int) -> None:
+        active = share * num_blocks
+        self.ring.set_bin(bin_number, {"blocks_active": active, "blocks_free": num_blocks - active})
 
 
 class BinRing:

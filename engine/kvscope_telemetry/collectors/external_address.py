@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from kvscope_telemetry.collectors.external_engine import ExternalEngine
 from kvscope_telemetry.collectors.external_engines import each_engine, find_engine
+from kvscope_telemetry.collectors.server_address import ServerAddress, checked_key, is_yes
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.kv_events.event_endpoints import check_endpoint, of_rank
 
 MAX_RANK: Final = 4095
 MAX_RANKS: Final = 64
 """Maximum number of ranks that one address may name with the option `ranks`."""
-MAX_KEY_LETTERS: Final = 8192
 EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
 _OPTIONS: Final = (
     "kv_events",
@@ -31,20 +30,13 @@ _OPTIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalAddress:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalAddress(ServerAddress):
     """Address of one data-parallel rank of an external engine. `str()` returns text that `parse` accepts,
     without the API key.
     """
 
     engine: ExternalEngine
-    host: str
-    port: int
-    path: str = ""
-    """Path prefix of the server behind a gateway, such as "/engine1"."""
-    tls: bool = False
-    ca: str = ""
-    """Path of the CA certificate that signed the server's certificate; empty for the system's certificates."""
     kv_events: str = ""
     """Endpoint of rank 0's KV events; empty for the endpoint that the server reports.
 
@@ -63,13 +55,6 @@ class ExternalAddress:
     """Path of a tokenizer.json or its directory, or the name of a model; empty for the name of the served model."""
     kv_unified: str = ""
     """Whether the slots of a llama.cpp server share one KV cache (`--kv-unified`): "1" or "0"; empty if unknown."""
-    api_key_over_http: bool = False
-    is_announced: bool = False
-    """Whether a watched engine announced this address. If so, it never gets an API key, because an engine could
-    announce any server.
-    """
-    api_key: str = field(default="", repr=False)
-    """API key for this scheme, host and port. Never displayed or recorded; only `authorization` may pass it on."""
 
     @classmethod
     def parse(
@@ -95,7 +80,7 @@ class ExternalAddress:
             host=parts.hostname or "",
             port=port,
             path=parts.path.rstrip("/"),
-            tls=tls or bool(ca) or _is_yes("tls", options.get("tls", "")) or "ca" in options,
+            tls=tls or bool(ca) or is_yes("tls", options.get("tls", "")) or "ca" in options,
             ca=ca or options.get("ca", ""),
             kv_events=kv_events or options.get("kv_events", ""),
             replay=replay or options.get("replay", ""),
@@ -105,11 +90,11 @@ class ExternalAddress:
             model=options.get("model", ""),
             tokenizer=options.get("tokenizer", ""),
             kv_unified=_kv_unified(engine, options.get("kv_unified", "")),
-            api_key_over_http=api_key_over_http or _is_yes("api_key_over_http", options.get("api_key_over_http", "")),
-            api_key=_checked_key(api_key),
+            api_key_over_http=api_key_over_http or is_yes("api_key_over_http", options.get("api_key_over_http", "")),
+            api_key=checked_key(api_key),
         )
         address._check_endpoints()
-        address._check_key_is_protected()
+        address.check_key_is_protected()
         return address
 
     def __str__(self) -> str:
@@ -134,57 +119,13 @@ class ExternalAddress:
         return f"{self.engine.scheme}://{self.authority}{self.path}" + (f" rank {self.rank}" if self.rank else "")
 
     @property
-    def bracketed_host(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
-
-    @property
-    def authority(self) -> str:
-        return f"{self.bracketed_host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether the host is this machine by definition: localhost, 127.0.0.0/8 or ::1."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    @property
-    def authorization(self) -> dict[str, str]:
-        """HTTP headers with the API key for this server; empty if there is none or it may not be sent.
-
-        All requests to watched servers must use these headers, so that the rules for sending the key are enforced in
-        one place.
-        """
-        if not self.api_key or self.is_announced or not self._protects_key:
-            return {}
-        return {"Authorization": f"Bearer {self.api_key}"}
-
-    @property
     def refusal(self) -> str:
-        """Explanation for users why this server answers with status 401 or 403, and what to do; the end of a
-        sentence.
-        """
         if self.is_announced:
             return (
                 "needs an API key, which is not sent to an address that an engine reports: attach to "
                 f"{self.engine.scheme}://{self.authority} with --api-key-file to send prompts"
             )
-        return "does not accept the API key" if self.api_key else "needs an API key: use --api-key-file"
-
-    @property
-    def _protects_key(self) -> bool:
-        return self.tls or self.is_loopback or self.api_key_over_http
-
-    def _check_key_is_protected(self) -> None:
-        if self.api_key and not self._protects_key:
-            raise BadInput(
-                f"the API key is not sent to {self.authority} unencrypted: use --tls, or allow it with "
-                "--api-key-over-http (in an address: ?api_key_over_http=1)"
-            )
-
-    def url(self, path: str) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}{path}"
+        return self._key_refusal
 
     def of_rank(self, rank: int) -> ExternalAddress:
         return replace(self, rank=rank)
@@ -275,17 +216,5 @@ def _rank(value: str) -> int:
 def _kv_unified(engine: ExternalEngine, value: str) -> str:
     if value and not engine.publishes_slots:
         raise BadInput(f"kv_unified={value!r} is not accepted for {engine.name}: it is an option of llama.cpp's slots")
-    _is_yes("kv_unified", value)
+    is_yes("kv_unified", value)
     return value
-
-
-def _is_yes(name: str, value: str) -> bool:
-    if value not in ("", "0", "1"):
-        raise BadInput(f"{name}={value!r} is not accepted: 0 or 1")
-    return value == "1"
-
-
-def _checked_key(key: str) -> str:
-    if len(key) > MAX_KEY_LETTERS or not key.isascii() or not key.isprintable() or " " in key:
-        raise BadInput("the API key is not accepted: printable ASCII without spaces")
-    return key

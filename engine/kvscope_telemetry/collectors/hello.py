@@ -4,8 +4,6 @@ events.
 
 from __future__ import annotations
 
-import time
-
 from msgspec.structs import replace
 
 from kvscope_telemetry.collectors.cached_rows import CachedRows
@@ -29,9 +27,11 @@ def hello_of(
     reading: EngineReading,
     facts: ServerFacts,
     are_counters_known: bool = True,
+    wall_offset_ns: int,
 ) -> Hello:
-    """Return the current `Hello` message. Its times are those of this machine, because the engine does not
-    report any.
+    """Return the current `Hello` message. Its times are the caller's, because the engine does not report any.
+
+    `wall_offset_ns`: nanoseconds to add to the caller's clock for the time since 1970.
     """
     num_blocks = slots.num_rows[Tier.HBM]
     groups = slots.groups.published(block_size)
@@ -40,7 +40,7 @@ def hello_of(
     return Hello(
         epoch=epoch,
         time_ns=now_ns,
-        wall_time_ns=time.time_ns(),
+        wall_time_ns=now_ns + wall_offset_ns,
         model=ModelInfo(name=facts.model or reading.model, max_model_len=facts.max_model_len),
         cache=CacheInfo(
             num_blocks=num_blocks,

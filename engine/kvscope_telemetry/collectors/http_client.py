@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_telemetry.collectors.external_address import ExternalAddress
+from kvscope_telemetry.collectors.server_address import ServerAddress
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.program_version import program_version
 
@@ -55,7 +55,7 @@ class NoAnswer(KvscopeError):
 class HttpClient:
     """HTTP client of the server at `address`. Thread-safe. Raises BadInput if its certificate file cannot be used."""
 
-    def __init__(self, address: ExternalAddress, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, address: ServerAddress, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BYTES) -> None:
         self.address = address
         self.timeout_s, self._max_bytes = timeout_s, max_bytes
         self._tls = _ssl_context(address)
@@ -220,7 +220,7 @@ def content_type(answer: httpx.Response) -> str:
 
 
 def why_refused(url: str, status: int, refusal: str) -> str:
-    """Return a sentence about an HTTP status other than success. `refusal` is `ExternalAddress.refusal`."""
+    """Return a sentence about an HTTP status other than success. `refusal` is `ServerAddress.refusal`."""
     if status in REFUSALS:
         return f"{url} {refusal} (HTTP {status})"
     if status in _REDIRECTS:
@@ -279,7 +279,7 @@ def why_broken(url: str, error: Exception, proxy: str = "") -> str:
     return f"{server} cannot be reached ({getattr(root, 'strerror', None) or type(root).__name__})"
 
 
-def _ssl_context(address: ExternalAddress) -> ssl.SSLContext | None:
+def _ssl_context(address: ServerAddress) -> ssl.SSLContext | None:
     if not address.tls:
         return None
     try:

@@ -89,7 +89,9 @@ def reachable_address(announced: str, endpoint: str, *, is_same_machine: bool) -
     BadInput with a message for users if the API cannot be reached.
     """
     api = ExternalAddress.parse(announced)
-    address = ExternalAddress(api.engine, api.host, api.port, api.path, api.tls, rank=api.rank, is_announced=True)
+    address = ExternalAddress(
+        host=api.host, port=api.port, path=api.path, tls=api.tls, engine=api.engine, rank=api.rank, is_announced=True
+    )
     name = api.engine.name
     prompts = f"prompts go to {name}'s own API at {api.authority}"
     if endpoint.startswith(_SSH):

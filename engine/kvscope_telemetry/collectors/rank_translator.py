@@ -1,7 +1,7 @@
 """Translates KV events and metrics of an external engine to a `CacheState` and its frames.
 
-Owns the epoch and its state, and decides when a snapshot is sent. Uses no sockets and no clock: callers pass `now_ns`,
-this machine's monotonic time.
+Owns the epoch and its state, and decides when a snapshot is sent. Uses no sockets, and a clock only to date an epoch:
+callers pass `now_ns`, this machine's monotonic time or, for engines in Prometheus, the time since 1970.
 
 An epoch is the lifetime of the displayed state, not of the engine. A new one starts when the engine restarts, when the
 cache is reported from the start again, when the ledger changes its number of rows, and when the engine reports another
@@ -13,6 +13,7 @@ doubling, so there are few epochs.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -65,9 +66,13 @@ _EPOCH_BITS: Final = 62
 
 
 class RankTranslator:
-    """State of one data-parallel rank of `engine`, updated from its KV events and metrics."""
+    """State of one data-parallel rank of `engine`, updated from its KV events and metrics.
 
-    def __init__(self, engine: ExternalEngine) -> None:
+    `wall_offset_ns`: nanoseconds to add to the callers' times for the time since 1970; None if they are times of this
+    machine's monotonic clock.
+    """
+
+    def __init__(self, engine: ExternalEngine, *, wall_offset_ns: int | None = None) -> None:
         self.tokens = BlockTokens()
         self.num_frames = 0
         """Number of frames created, over all epochs."""
@@ -75,6 +80,7 @@ class RankTranslator:
         """Whether there is a cache state to publish."""
         self.restarts = RestartDetector()
         self._engine = engine
+        self._wall_offset_ns = wall_offset_ns
         self._slots = CachedRows(clears_lower_tiers=engine.clears_lower_tiers)
         self._totals = ReadingTotals()
         self._reading = EngineReading()
@@ -146,6 +152,15 @@ class RankTranslator:
         else:
             self._totals.count(reading)
         self._other_pending = [*self._other_messages(now_ns)]
+
+    def skip_gap(self, text: str, now_ns: int) -> None:
+        """Continue after a time without metrics: what was counted meanwhile belongs to no second. `text` is for the
+        event that says so.
+        """
+        self._totals.restart()
+        self._has_reading = False
+        self._quality_events.add(text, now_ns)
+        self._begin_epoch()
 
     def _apply_batch(self, batch: EventBatch, now_ns: int) -> None:
         slots, tokens = self._slots, self.tokens
@@ -227,6 +242,7 @@ class RankTranslator:
 
     def _snapshot(self, now_ns: int) -> Snapshot:
         self._wants_snapshot = False
+        offset_ns = self._wall_offset_ns
         hello = hello_of(
             self._engine,
             self._epoch,
@@ -236,6 +252,7 @@ class RankTranslator:
             reading=self._reading,
             facts=self._facts,
             are_counters_known=not self.restarts.are_doubtful,
+            wall_offset_ns=time.time_ns() - time.monotonic_ns() if offset_ns is None else offset_ns,
         )
         if self._state is None:
             self._state = CacheState(hello)

@@ -135,7 +135,7 @@ class Scraper:
         kind, body = self._http.get(engine.metrics_path)
         if kind == "text/html":
             raise ProtocolError("it is a web page, not metrics")
-        page = ScrapedPage(
+        page = ScrapedPage.parse(
             body.decode("utf-8", errors="replace"),
             (
                 *[each.metrics_prefix for each in external_engines.ENGINES],

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from typing import Final
+from typing import Final, Self
 
 from kvscope_telemetry.errors import ProtocolError
 
-_RAY_PREFIX: Final = re.compile(r"^ray_(vllm|sglang)[_:]")
+RAY_PREFIX: Final = re.compile(r"^ray_(vllm|sglang)[_:]")
 """Beginning of the metric names of an engine in Ray Serve, which cannot contain a colon in some versions of Ray."""
 MAX_SAMPLES: Final = 200_000
 MAX_COUNT: Final = 1 << 53
@@ -23,11 +23,10 @@ Samples = dict[str, list[tuple[Labels, float]]]
 
 
 class ScrapedPage:
-    """Samples of a metrics page for one data-parallel rank and model. Raises ProtocolError if `text` is not a page of
-    metrics.
+    """Samples of a metrics page for one data-parallel rank and model.
 
     Args:
-        prefixes: Only metrics whose names begin with one of these are read.
+        samples: All samples of the page by name.
         rank: Label and number of the rank; None selects the lowest rank on the page. Samples without the label apply to
             all ranks.
         replicas: Labels of processes that repeat the same values. Only the samples of the first process are used.
@@ -36,20 +35,34 @@ class ScrapedPage:
 
     def __init__(
         self,
-        text: str,
-        prefixes: tuple[str, ...],
+        samples: Samples,
         *,
         rank: tuple[str, int | None] = ("", 0),
         replicas: tuple[str, ...] = (),
         model: str = "",
     ) -> None:
-        samples = _samples(text, prefixes)
         self.ranks = _ranks_in(samples, rank[0])
         """Numbers of the ranks on the page, ascending; empty if no sample has the rank's label."""
         label, number = rank
         if number is None:
             number = self.ranks[0] if self.ranks else 0
         self._samples = _select_rank(samples, (label, number), replicas, model)
+
+    @classmethod
+    def parse(
+        cls,
+        text: str,
+        prefixes: tuple[str, ...],
+        *,
+        rank: tuple[str, int | None] = ("", 0),
+        replicas: tuple[str, ...] = (),
+        model: str = "",
+    ) -> Self:
+        """Parse a page in Prometheus' text format. Only metrics whose names begin with one of `prefixes` are read.
+
+        Raises ProtocolError if `text` is not a page of metrics.
+        """
+        return cls(_parse_samples(text, prefixes), rank=rank, replicas=replicas, model=model)
 
     def has(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self._samples)
@@ -124,11 +137,11 @@ def _matches(labels: Labels, where: Labels | None) -> bool:
     return where is None or all(labels.get(name) == value for name, value in where.items())
 
 
-def _samples(text: str, prefixes: tuple[str, ...]) -> Samples:
+def _parse_samples(text: str, prefixes: tuple[str, ...]) -> Samples:
     if text.lstrip()[:1] in ("<", "{"):
         raise ProtocolError("it is a web page, not metrics")
     # Not splitlines: a label may contain U+2028, which is a line break for Python and not for Prometheus.
-    plain = (_RAY_PREFIX.sub(r"\1:", line) for line in text.split("\n"))
+    plain = (RAY_PREFIX.sub(r"\1:", line) for line in text.split("\n"))
     lines = [line for line in plain if line.startswith(prefixes)]
     if len(lines) > MAX_SAMPLES:
         raise ProtocolError(f"it has {len(lines)} samples: up to {MAX_SAMPLES} are read")

@@ -435,7 +435,9 @@ class SlotSource(PromptedSource):
         engine = self._address.engine
         try:
             _, body = self._http.get(self._path(engine.metrics_path))
-            page = ScrapedPage(body.decode("utf-8", "replace"), (engine.metrics_prefix,), rank=(engine.rank_label, 0))
+            page = ScrapedPage.parse(
+                body.decode("utf-8", "replace"), (engine.metrics_prefix,), rank=(engine.rank_label, 0)
+            )
         except NoAnswer as error:
             self._has_metrics = error.status not in _NOT_ENABLED
             return None

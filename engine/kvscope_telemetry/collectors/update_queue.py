@@ -5,7 +5,7 @@ The sources of external engines use it in place of the sockets and queue of a li
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
@@ -48,17 +48,31 @@ class UpdateQueue:
         self._feed.begin_pass()
         return self._pending.pop_overflow() or self._feed.wants_snapshot(now_ns)
 
+    def begin_pass(self) -> None:
+        """Begin to use the sink that was passed to `set_sink`. `wants_snapshot` does the same."""
+        self._feed.begin_pass()
+
+    def enqueue_past(self, messages: Sequence[TelemetryMessage]) -> None:
+        """Pass on messages of a time before the source was opened, all at once.
+
+        Updates contain only those since the last snapshot among them, merged to one update: its newest time is the
+        present. The sink receives all messages.
+        """
+        snapshots = [index for index, message in enumerate(messages) if isinstance(message, Snapshot)]
+        last = snapshots[-1] if snapshots else 0
+        for message in messages[:last]:
+            self._feed_message(message)
+        self.enqueue(messages[last:])
+
     def enqueue(self, messages: Iterable[TelemetryMessage]) -> None:
         for message in messages:
-            if isinstance(message, Snapshot | Frame):
-                self._feed.add_accepted(message, None)
-                if isinstance(message, Snapshot):
-                    self._flush()
-                    self._snapshot = message
-                else:
-                    self._frames.append(message)
+            self._feed_message(message)
+            if isinstance(message, Snapshot):
+                self._flush()
+                self._snapshot = message
+            elif isinstance(message, Frame):
+                self._frames.append(message)
             else:
-                self._feed.add_other(message, None)
                 self._enqueue(message)
         self._flush()
 
@@ -69,6 +83,12 @@ class UpdateQueue:
     def discard(self) -> None:
         """Drop pending messages. Updates continue with the next snapshot."""
         self._pending.discard()
+
+    def _feed_message(self, message: TelemetryMessage) -> None:
+        if isinstance(message, Snapshot | Frame):
+            self._feed.add_accepted(message, None)
+        else:
+            self._feed.add_other(message, None)
 
     def _enqueue(self, message: TelemetryMessage) -> None:
         extras = self._extras

@@ -4,7 +4,7 @@
     "vllm://gpu-box:8000" = "sk-..."
 
 Owns that file. API keys are not written anywhere else: not to settings, recordings or logs.
-`ExternalAddress.authorization` decides where a key may be sent.
+`ServerAddress.authorization` decides where a key may be sent.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def test_invalid_fleet_arguments_are_refused(tmp_path):
         (["--file", str(tmp_path / "page")], "--file: there is no address in it"),
         (["--command", "'"], "No closing quotation"),
         (["--command", "ls", "--every", "0"], "seconds, more than 0"),
-        ([], "one of the arguments --file --command is required"),
+        ([], "one of the arguments ADDRESS --file --command is required"),
     ):
         with pytest.raises(BadInput, match=word):
             parse(["fleet", *arguments], COMMANDS)()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope_app.session.history import BIN_NS, History
 from kvscope_app.session.request_times import RequestTimes
@@ -24,6 +25,7 @@ from kvscope_telemetry.messages.telemetry import (
     Hello,
     ModelInfo,
     Progress,
+    Reading,
     RequestRows,
     Snapshot,
 )
@@ -137,6 +139,18 @@ def test_late_frames_are_counted_in_the_bin_of_their_time():
     window = history.window(0.3, START + 320_000_000)
     assert window.columns["decode_tokens"].tolist() == [1, 7, 0, 0]
     assert window.columns["num_running"].tolist() == [1, 5, 5, 5]
+
+
+def test_past_of_an_engine_is_placed_by_its_newest_heartbeat():
+    history, external = History(), mirror()
+    external.capabilities = replace(OWN_ENGINE, free_rows=False)
+    external.num_blocks = 8
+    readings = [Reading(epoch=7, time_ns=time_ns, used_share=share) for time_ns, share in ((0, 0.5), (START, 0.25))]
+    beat = Heartbeat(epoch=7, time_ns=START, seq=1, step=1)
+    history.add_update(coalesce([frame(1, 0, decode=7)], heartbeat=beat, readings=readings), external, START)
+    past = history.window(0.1, BIN_NS).columns
+    assert (past["decode_tokens"][0], past["blocks_active"][0]) == (7, 4)
+    assert history.window(0.1, START).latest("blocks_active") == 2
 
 
 def test_engine_time_is_aligned_with_the_local_clock():

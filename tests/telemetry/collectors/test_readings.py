@@ -18,7 +18,7 @@ PREFIXES = ("vllm:", "sglang:", "process_start_time_seconds")
 
 def read(engine: ExternalEngine, text: str, rank: int = 0) -> EngineReading:
     return engine.read_metrics(
-        ScrapedPage(
+        ScrapedPage.parse(
             text, (*PREFIXES, *engine.other_prefixes), rank=(engine.rank_label, rank), replicas=engine.replica_labels
         )
     )

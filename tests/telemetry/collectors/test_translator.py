@@ -313,8 +313,8 @@ def test_absurd_metric_values_are_unknown(value: str) -> None:
     buckets = [f'vllm:time_to_first_token_seconds_bucket{{le="{bound}"}} {value}' for bound in ("1.0", "+Inf")]
     page = "\n".join([*(f"vllm:{name} {value}" for name in names), config, *buckets, ""])
     driver = TranslatorDriver()
-    driver.read_metrics(VLLM.read_metrics(ScrapedPage(page.replace(value, "1"), ("vllm:",))))
-    driver.read_metrics(VLLM.read_metrics(ScrapedPage(page, ("vllm:",))))
+    driver.read_metrics(VLLM.read_metrics(ScrapedPage.parse(page.replace(value, "1"), ("vllm:",))))
+    driver.read_metrics(VLLM.read_metrics(ScrapedPage.parse(page, ("vllm:",))))
     for message in driver.messages:
         assert decode_telemetry(encode(message)) == message
     assert driver.follower.mirror.counters.prompt_tokens <= 1

@@ -32,9 +32,11 @@ def ring_limits(settings: QSettings) -> tuple[int, int]:
     return values.timeline_minutes, values.timeline_megabytes
 
 
-def make_ring(settings: QSettings) -> RingClient:
+def make_ring(settings: QSettings, past_s: int = 0) -> RingClient:
     """Create the ring of a new session, which another process writes. Errors with the folder are reported in its
     `failure`.
+
+    `past_s`: seconds before the session for which the ring needs capacity, too.
     """
     from kvscope_telemetry.credentials.private_files import make_private_folder
     from kvscope_telemetry.errors import BadInput
@@ -48,7 +50,7 @@ def make_ring(settings: QSettings) -> RingClient:
     except BadInput:
         pass  # the ring reports it for its own folder, or can be created nevertheless
     folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
-    return RingClient(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
+    return RingClient(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0 + past_s)
 
 
 def find_orphaned_rings() -> Background[RemovedRings]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import (
     NOT_FOUND,
     OK,
@@ -57,12 +58,13 @@ class Exchange:
         self,
         query: CompletionQuery,
         http: HttpClient,
+        address: ExternalAddress,
         model: ServedModel,
         box: ReplyBox,
         silence_s: float = SILENCE_S,
     ) -> None:
         self.request_id = query.request_id
-        self._query, self._address, self._model, self._box = query, http.address, model, box
+        self._query, self._address, self._model, self._box = query, address, model, box
         self._silence_s = silence_s
         self._url = http.address.url(query.path)
         self._http = HttpExchange(http)

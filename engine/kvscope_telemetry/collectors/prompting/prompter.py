@@ -108,7 +108,7 @@ class Prompter:
         except BadInput as error:
             self._box.put([refuse(submit, str(error))])
             return
-        exchange = Exchange(query, self._http, self._model, self._box, self._silence_s)
+        exchange = Exchange(query, self._http, self._address, self._model, self._box, self._silence_s)
         thread = threading.Thread(target=exchange.run, args=(self._remove,), name="kvscope-prompt", daemon=True)
         reason = self._start(exchange, thread)
         if reason:

@@ -1,0 +1,40 @@
+"""Places that know several engines, such as a Prometheus server: lists the engines of one, with an address each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.addresses import Address, prometheus_address
+from kvscope_telemetry.collectors.prometheus.prometheus_address import INSTANCE
+from kvscope_telemetry.discovery.found_engine import FoundEngine
+from kvscope_telemetry.errors import BadInput
+
+PLACES: Final = "prometheus://HOST:PORT[?job=JOB]"
+_LOOKBACK_S: Final = 300
+"""Seconds of the past in which an engine must have been scraped to be listed."""
+
+
+def is_place(text: str) -> bool:
+    """Whether the address `text` may stand for several engines."""
+    address = Address(text)
+    return address.is_prometheus and f"{INSTANCE}=" not in text
+
+
+def find_in_place(text: str, *, api_key: str = "", ca_file: Path | None = None) -> tuple[FoundEngine, ...]:
+    """Return the engines of the place `text`.
+
+    Raises:
+        BadInput: for an invalid address.
+        KvscopeError: if the place does not answer; the message says why.
+    """
+    if not Address(text).is_prometheus:
+        raise BadInput(f"address {text!r} is not accepted: {PLACES}")
+    from kvscope_telemetry.collectors.prometheus.prometheus_client import PrometheusClient
+
+    address = prometheus_address(Address(text, api_key=api_key, ca_file=ca_file, tls=ca_file is not None))
+    engines = PrometheusClient(address).find_engines(max(address.past_s or 0, _LOOKBACK_S))
+    return tuple(
+        FoundEngine(str(address.of_engine(labels)), engine.name, note=f"{labels['job']} {labels[INSTANCE]}".strip())
+        for engine, labels in engines
+    )

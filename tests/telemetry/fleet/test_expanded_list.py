@@ -1,0 +1,64 @@
+"""Tests of places in a fleet's list: a Prometheus server stands for the engines that it scrapes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.telemetry.collectors.pages import VllmPage, sglang_page
+from tests.telemetry.collectors.prometheus.fake_prometheus import FakePrometheus
+
+from kvscope_telemetry.discovery.places import find_in_place
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.fleet.expanded_list import AddressText, ExpandedText
+from kvscope_telemetry.fleet.fleet_list import parse_list
+
+
+@pytest.fixture
+def fake() -> Iterator[FakePrometheus]:
+    """Prometheus that scraped two engines of vLLM in one job, and one of SGLang in another."""
+    made = FakePrometheus()
+    for instance in ("gpu2:8000", "gpu1:8000"):
+        made.scrape(VllmPage().text(), made.now_s - 5, instance=instance)
+    made.scrape(sglang_page(), made.now_s - 5, job="sglang", instance="gpu3:30000")
+    yield made
+    made.close()
+
+
+def expanded(*addresses: str) -> list[str]:
+    return ExpandedText(AddressText(list(addresses))).read(threading.Event()).splitlines()
+
+
+def test_engines_in_prometheus_are_found_by_job_and_instance(fake: FakePrometheus) -> None:
+    found = find_in_place(f"prometheus://127.0.0.1:{fake.port}")
+    assert [(each.engine, each.note) for each in found] == [
+        ("SGLang", "sglang gpu3:30000"),
+        ("vLLM", "vllm gpu1:8000"),
+        ("vLLM", "vllm gpu2:8000"),
+    ]
+    assert found[1].address == f"prometheus://127.0.0.1:{fake.port}/?job=vllm&instance=gpu1:8000"
+
+
+def test_place_in_a_list_is_replaced_by_its_engines(fake: FakePrometheus) -> None:
+    place = f"prometheus://127.0.0.1:{fake.port}/?job=vllm"
+    lines = expanded("tcp://127.0.0.1:7710", f"{place} lab")
+    assert lines[0] == "tcp://127.0.0.1:7710"
+    entries = parse_list("\n".join(lines)).entries[1:]
+    assert [(entry.address.text, entry.name) for entry in entries] == [
+        (f"{place}&instance=gpu1:8000", "lab vllm gpu1:8000"),
+        (f"{place}&instance=gpu2:8000", "lab vllm gpu2:8000"),
+    ]
+
+
+def test_place_that_does_not_answer_and_one_engine_of_a_place_stay_as_they_are(fake: FakePrometheus) -> None:
+    fake.is_failing = True
+    lines = [f"prometheus://127.0.0.1:{fake.port}", f"prometheus://127.0.0.1:{fake.port}?job=vllm&instance=gpu1:8000"]
+    assert expanded(*lines) == lines
+    with pytest.raises(KvscopeError, match="HTTP 503"):
+        find_in_place(lines[0])
+
+
+def test_other_addresses_are_no_places() -> None:
+    with pytest.raises(BadInput, match="'vllm://h:8000' is not accepted: prometheus://"):
+        find_in_place("vllm://h:8000")
