@@ -28,6 +28,8 @@ LOAD: Final = "console/load"
 PREFIX_FILTER: Final = "prefixes/filter"
 PREFIX_ORDER: Final = "prefixes/order"
 """Sort column and direction of the prefix tree, such as `With_below descending`."""
+QUERY_SQL: Final = "query/sql"
+"""Text in the editor of the query view."""
 LAYOUT_VERSION: Final = 3
 """Version of a window's dock layout. Saved layouts of other versions are ignored."""
 

@@ -80,6 +80,7 @@ DOCKS: Final = (
     DockSpec("devices", "Devices", "device", "DeviceView", "right", 400, "gauge", _CHARTS, False, "still"),
     DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 260, "tree", _REQUESTS, pictures="still"),
     DockSpec("roofline", "Roofline", "roofline", "RooflineView", "right", 400, "chart", _CHARTS, False, "still"),
+    DockSpec("query", "Query", "query", "QueryView", "bottom", 260, "find", _REQUESTS, False),
 )
 """All views except the page map, in the order of menus and shortcuts."""
 VIEWS_ON_TIME: Final = tuple(spec.name for spec in DOCKS if spec.is_on_time)

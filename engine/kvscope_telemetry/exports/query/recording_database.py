@@ -58,7 +58,7 @@ class QueryResult:
 class RecordingDatabase:
     """Tables of a recording as a database. A table is loaded by the first query that uses it.
 
-    Use from one thread, apart from `interrupt`.
+    One thread at a time may use it, apart from `interrupt`.
     """
 
     def __init__(
@@ -87,6 +87,9 @@ class RecordingDatabase:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._connection.close()
 
     def query(self, sql: str, max_rows: int | None = None) -> QueryResult:

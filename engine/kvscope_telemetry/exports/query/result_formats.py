@@ -7,13 +7,15 @@ import math
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.query.recording_database import QueryResult
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.printable import printable
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.exports.query.recording_database import QueryResult
 
 UNKNOWN: Final = "–"
 _INTEGERS: Final = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")

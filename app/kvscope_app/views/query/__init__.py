@@ -1,0 +1,1 @@
+"""SQL queries over the session's requests, steps, seconds and events."""
