@@ -14,17 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvscope_engine.cli.arguments.simulate_options import (
-    WORKLOADS,
-    add_simulation_options,
-    chosen_cost,
-    chosen_limits,
-    chosen_preset,
-    chosen_run,
-    chosen_setups,
-    chosen_workload,
-    recording_paths,
-)
+from kvscope_engine.cli.arguments.simulate_options import WORKLOADS, add_simulation_options
+from kvscope_engine.cli.arguments.simulated_engine import chosen_cost, chosen_limits, chosen_preset, chosen_setups
+from kvscope_engine.cli.arguments.simulated_workload import chosen_run, chosen_workload, recording_paths
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.printable import print_text
 from kvscope_telemetry.recordings.sample import path_of

@@ -6,13 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvscope_engine.cli.arguments.simulate_options import (
-    add_simulation_options,
-    chosen_cost,
-    chosen_limits,
-    chosen_preset,
-    chosen_setups,
-)
+from kvscope_engine.cli.arguments.simulate_options import add_simulation_options
+from kvscope_engine.cli.arguments.simulated_engine import chosen_cost, chosen_limits, chosen_preset, chosen_setups
 from kvscope_engine.command_parser import CommandParser
 from kvscope_engine.simulator.simulation import SimulationSetup
 from kvscope_engine.simulator.what_if.recorded_comparison import compare_with_recording
