@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "bench": "cli.bench",
     "simulate": "cli.simulate",
     "plan": "cli.plan",
+    "analyze": "cli.analyze",
     "what-if": "cli.what_if",
     "sample": "cli.sample_devices",
     "replay": "cli.replay",

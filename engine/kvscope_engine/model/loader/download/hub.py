@@ -18,6 +18,7 @@ PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """Patterns of files to download: safetensors, configuration and tokenizer, but no file that would be unpickled or
 executed.
 """
+TOKENIZER_PATTERNS: Final = tuple(pattern for pattern in PATTERNS if pattern != "*.safetensors")
 
 POLL_S: Final = 0.1
 
@@ -45,6 +46,16 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
         folder = download.result()
         meter.reach(*_progress_of(bars))
     return Path(folder)
+
+
+def hub_tokenizer_folder(repository: str) -> Path:
+    """Return the folder with the tokenizer and the configuration of `repository`, downloading them if necessary, but
+    not the weights. Raises errors like `hub_folder`.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _naming_model(repository):
+        return Path(snapshot_download(repository, allow_patterns=list(TOKENIZER_PATTERNS)))
 
 
 def hub_file(repository: str, name: str) -> Path:
