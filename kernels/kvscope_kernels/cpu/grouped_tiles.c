@@ -2,7 +2,9 @@
  *
  * Computes the sums of grouped_float.c, with the same bits, so that callers may choose by the number of rows. A centred
  * code is exact in bfloat16: neither weights nor activations are rounded. A tile instruction multiplies 16 rows of x by
- * 16 outputs over a CHUNK of inputs. Its sums are multiplied by the group's scale and added to vectors in registers.
+ * 16 outputs over a CHUNK of inputs. Its sums go through memory to vectors, which multiply them by the group's scale.
+ * Loading a tile takes longer than multiplying it, so 32 rows and 32 outputs are multiplied together: four
+ * multiplications for four loads.
  *
  * The bits are the same because a tile instruction sums the first numbers of all pairs of bfloat16 in order, then the
  * second numbers, and adds the two sums. So the pairs of a tile are the numbers that grouped_float.c adds to its two
@@ -16,9 +18,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* PART: chunks whose unpacked codes fit into the L1 cache, with those rows of x that are multiplied by them.
+/* STEP: chunks whose sums are in memory before vectors read them. PART: chunks whose unpacked codes fit into the L1 cache.
  * ROW_BLOCK: rows that share unpacked codes; their x stays in the L2 cache. */
-enum { HALF = PANEL / 2, TILE_ROWS = 16, PART = 12, ROW_BLOCK = 256, LINE = 64 };
+enum { HALF = PANEL / 2, TILE_ROWS = 16, STEP = 3, PART = 6, ROW_BLOCK = 512, LINE = 64 };
 enum { PERMISSION = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM of Linux, and the state that it permits */
 
 typedef struct {
@@ -29,9 +31,13 @@ typedef struct {
 
 int may_use_tiles(void) { return syscall(SYS_arch_prctl, PERMISSION, TILE_DATA) == 0; }
 
-/* Tiles 0 and 2 are sums of 16 and 8 rows, 1 and 3 the rows of x, and 4 codes. */
-static const tile_config CONFIG = {
-    .palette = 1, .row_bytes = {LINE, LINE, LINE, LINE, LINE}, .rows = {16, 16, 8, 8, 16}};
+/* Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 codes. */
+static const tile_config CONFIG_16 = {.palette = 1,
+                                      .row_bytes = {LINE, LINE, LINE, LINE, LINE, LINE, LINE, LINE},
+                                      .rows = {16, 16, 16, 16, 16, 16, 16, 16}},
+                         CONFIG_8 = {.palette = 1,
+                                     .row_bytes = {LINE, LINE, LINE, LINE, LINE, LINE, LINE, LINE},
+                                     .rows = {8, 8, 8, 8, 8, 8, 16, 16}};
 
 INLINE __m512i byte_at(__m512i v, int i) {
     return _mm512_and_si512(_mm512_srli_epi32(v, 8 * i), _mm512_set1_epi32(255));
@@ -79,7 +85,8 @@ INLINE void unpack_4_bits(const uint8_t *w, uint8_t *to) {
 typedef struct {
     uint8_t codes[PART][2][TILE_ROWS * LINE];
     float scales[PART][PANEL], middles[PART][PANEL]; /* of the groups of these chunks */
-    int64_t first, end;
+    int64_t first, end, first_group;
+    int32_t group[PART], starts_group[PART]; /* of each chunk: index into scales; whether no earlier chunk is in its group */
 } weight_part;
 
 static void take_part(const grouped *l, int64_t panel, int64_t first, weight_part *part) {
@@ -87,65 +94,95 @@ static void take_part(const grouped *l, int64_t panel, int64_t first, weight_par
     const uint8_t *w = l->codes + (panel * l->chunks + first) * chunk_bytes;
     part->first = first;
     part->end = first + PART < l->chunks ? first + PART : l->chunks;
-    for (int64_t c = 0; c < part->end - first; c++, w += chunk_bytes)
+    part->first_group = first / l->span;
+    for (int64_t c = 0; c < part->end - first; c++, w += chunk_bytes) {
         if (l->bits == 4) unpack_4_bits(w, part->codes[c][0]);
         else unpack_8_bits(w, part->codes[c][0]);
-    for (int64_t g = first / l->span; g * l->span < part->end; g++) {
-        float both[2 * PANEL], *scales = part->scales[g - first / l->span], *middles = part->middles[g - first / l->span];
-        take_facts(l, panel * groups + g, both);
+        part->group[c] = (int32_t)((first + c) / l->span - part->first_group);
+        part->starts_group[c] = (first + c) % l->span == 0;
+    }
+    for (int64_t g = 0; g <= part->group[part->end - 1 - first]; g++) {
+        float both[2 * PANEL];
+        take_facts(l, panel * groups + part->first_group + g, both);
         for (int j = 0; j < PANEL; j++) {
-            scales[j] = both[j];
-            middles[j] = both[PANEL + j] + (l->bits == 4 ? 8.0f : 128.0f) * both[j];
+            part->scales[g][j] = both[j];
+            part->middles[g][j] = both[PANEL + j] + (l->bits == 4 ? 8.0f : 128.0f) * both[j];
         }
     }
 }
 
-/* Rows of x that are multiplied together: 16 or 8; the last may be unused memory, which only their own results read. */
+/* Rows of x in one tile: 16, or 8 if there are no more. Some may be unused memory, which only their own results read. */
 typedef struct {
     const bf16 *x;       /* [chunks][rows][CHUNK] */
     const float *totals; /* [groups][rows]: sums of x */
-} row_group;
+} row_tile;
 
-/* y[r][0..15] += x @ codes.T over a part, for a half of its panel. Macros, because the number of a tile is part of an
- * instruction. */
-#define TILES(ROWS, SUMS, X)                                                                                          \
-    INLINE void half_of_##ROWS(const grouped *l, const weight_part *part, int half, row_group rows, float *to) {      \
-        float sums[ROWS][HALF] __attribute__((aligned(LINE)));                                                        \
-        __m512 y[ROWS];                                                                                               \
-        _Pragma("GCC unroll 16") for (int r = 0; r < ROWS; r++) y[r] = _mm512_load_ps(to + r * PANEL);                \
-        int64_t g = part->first / l->span, next = g * l->span, at = -1;                                               \
-        if (next < part->first) next += l->span, g++, at++; /* the previous part added this group's middles */        \
-        for (int64_t c = part->first; c < part->end; c++) {                                                           \
-            _tile_zero(SUMS);                                                                                         \
-            _tile_loadd(X, rows.x + c * ROWS * CHUNK, LINE);                                                          \
-            _tile_loadd(4, part->codes[c - part->first][half], LINE);                                                 \
-            _tile_dpbf16ps(SUMS, X, 4);                                                                               \
-            _tile_stored(SUMS, sums, LINE);                                                                           \
-            __asm__ volatile("" : : : "memory"); /* `sums` are read after this */                                     \
-            if (c == next) {                                                                                          \
-                at++;                                                                                                 \
-                __m512 middle = _mm512_load_ps(part->middles[at] + half * HALF);                                      \
-                const float *totals = rows.totals + g++ * ROWS;                                                       \
-                next += l->span;                                                                                      \
-                _Pragma("GCC unroll 16") for (int r = 0; r < ROWS; r++)                                               \
-                    y[r] = _mm512_fmadd_ps(middle, _mm512_set1_ps(totals[r]), y[r]);                                  \
-            }                                                                                                         \
-            __m512 scale = _mm512_load_ps(part->scales[at] + half * HALF);                                            \
-            _Pragma("GCC unroll 16") for (int r = 0; r < ROWS; r++)                                                   \
-                y[r] = _mm512_fmadd_ps(_mm512_load_ps(sums[r]), scale, y[r]);                                         \
-        }                                                                                                             \
-        _Pragma("GCC unroll 16") for (int r = 0; r < ROWS; r++) _mm512_store_ps(to + r * PANEL, y[r]);                \
-    }                                                                                                                 \
-    static void rows_of_##ROWS(const grouped *l, const weight_part *part, row_group rows, float *y) {                 \
-        half_of_##ROWS(l, part, 0, rows, y);                                                                          \
-        half_of_##ROWS(l, part, 1, rows, y + HALF);                                                                   \
+/* Multiply one or two tiles of rows by a chunk's codes. sums: [2 * tiles][rows][HALF], two halves of each tile's row. */
+INLINE void multiply_chunk(int rows, int tiles, const uint8_t *codes, const bf16 *x, const bf16 *second_x, float *sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(4, x, LINE);
+    _tile_loadd(6, codes, LINE);
+    _tile_loadd(7, codes + TILE_ROWS * LINE, LINE);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (tiles == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+        _tile_loadd(5, second_x, LINE);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
     }
+    _tile_stored(0, sums, LINE);
+    _tile_stored(1, sums + rows * HALF, LINE);
+    if (tiles == 2) {
+        _tile_stored(2, sums + 2 * rows * HALF, LINE);
+        _tile_stored(3, sums + 3 * rows * HALF, LINE);
+    }
+}
 
-TILES(16, 0, 1)
-TILES(8, 2, 3)
+/* y[r][0..15] += the scaled sums of some chunks from `first` on, for a half of a panel. stride: of the chunks' sums. */
+INLINE void add_scaled(int rows, const weight_part *part, int64_t first, int count, int half, const float *totals,
+                       const float *sums, int stride, int is_new, float *to) {
+    __m512 y[TILE_ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) y[r] = is_new ? _mm512_setzero_ps() : _mm512_load_ps(to + r * PANEL);
+    for (int i = 0; i < count; i++, sums += stride) {
+        int64_t c = first - part->first + i, g = part->group[c];
+        if (part->starts_group[c]) {
+            __m512 middle = _mm512_load_ps(part->middles[g] + half * HALF);
+            const float *own = totals + (part->first_group + g) * rows;
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) y[r] = _mm512_fmadd_ps(middle, _mm512_set1_ps(own[r]), y[r]);
+        }
+        __m512 scale = _mm512_load_ps(part->scales[g] + half * HALF);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) y[r] = _mm512_fmadd_ps(_mm512_load_ps(sums + r * HALF), scale, y[r]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) _mm512_store_ps(to + r * PANEL, y[r]);
+}
 
-/* Rows of the tile that starts at a row, with `left` rows left. */
-INLINE int tile_rows(int64_t left) { return left > 8 ? 16 : 8; }
+/* y[r][0..31] += x @ codes.T over a part, for one or two tiles of `rows` rows each. */
+INLINE void multiply_tiles(int rows, int tiles, const weight_part *part, const row_tile *x, float *y) {
+    float sums[STEP][2 * 2 * TILE_ROWS * HALF] __attribute__((aligned(LINE)));
+    for (int64_t first = part->first; first < part->end; first += STEP) {
+        int count = part->end - first < STEP ? (int)(part->end - first) : STEP;
+        for (int i = 0; i < count; i++) {
+            int64_t at = (first + i) * rows * CHUNK;
+            multiply_chunk(rows, tiles, part->codes[first + i - part->first][0], x[0].x + at, x[tiles - 1].x + at, sums[i]);
+        }
+        __asm__ volatile("" : : "r"(sums) : "memory"); /* tiles wrote them */
+        for (int t = 0; t < tiles; t++)
+            for (int half = 0; half < 2; half++)
+                add_scaled(rows, part, first, count, half, x[t].totals, sums[0] + (2 * t + half) * rows * HALF,
+                           2 * 2 * TILE_ROWS * HALF, first == 0, y + t * rows * PANEL + half * HALF);
+    }
+}
+
+static void two_tiles_of_16(const weight_part *part, const row_tile *x, float *y) { multiply_tiles(16, 2, part, x, y); }
+static void tile_of_16(const weight_part *part, const row_tile *x, float *y) { multiply_tiles(16, 1, part, x, y); }
+static void tile_of_8(const weight_part *part, const row_tile *x, float *y) { multiply_tiles(8, 1, part, x, y); }
 
 /* Copy a row of x to its place in a tile of `rows` rows, and compute the sums of its groups. */
 static void pack_row(const grouped *l, const bf16 *x, int rows, bf16 *to, float *totals) {
@@ -160,29 +197,44 @@ static void pack_row(const grouped *l, const bf16 *x, int rows, bf16 *to, float 
     for (int64_t g = 0; g < groups; g++) totals[g * rows] = group_total(l, x, 0, g, 0);
 }
 
-INLINE void one_panel(const grouped *l, int64_t panel, int64_t start, int64_t rows, const bf16 *x, const float *totals,
-                      void *out, const void *add, int flags) {
+/* Without it, the stores of `finish` would wait for their cache lines, which are in different pages. */
+INLINE void prefetch_output(const grouped *l, int64_t panel, int64_t m, void *out, int flags) {
+    char *first = (char *)out + (m * l->outputs + panel * PANEL) * (flags & OUT_F32 ? 4 : 2);
+    __builtin_prefetch(first, 1);
+    if (flags & OUT_F32) __builtin_prefetch(first + LINE, 1);
+}
+
+/* rows: of a tile, 16 or 8; num_rows: of x. */
+INLINE void one_panel(const grouped *l, int64_t panel, int64_t start, int rows, int64_t num_rows, const bf16 *x,
+                      const float *totals, void *out, const void *add, int flags) {
     int64_t groups = (l->chunks + l->span - 1) / l->span;
     float y[ROW_BLOCK * PANEL] __attribute__((aligned(LINE)));
     weight_part part __attribute__((aligned(LINE)));
-    memset(y, 0, sizeof(float) * (size_t)((rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * PANEL));
     for (int64_t first = 0; first < l->chunks; first += PART) {
         take_part(l, panel, first, &part);
         __asm__ volatile("" : : "r"(&part) : "memory"); /* tiles read it */
-        for (int64_t r = 0; r < rows;) {
-            int some = tile_rows(rows - r);
-            row_group group = {x + r * l->chunks * CHUNK, totals + r * groups};
-            (some == 16 ? rows_of_16 : rows_of_8)(l, &part, group, y + r * PANEL);
-            r += some;
+        for (int64_t r = 0; r < num_rows;) {
+            int tiles = num_rows - r > rows ? 2 : 1;
+            row_tile of[2];
+            for (int t = 0; t < tiles; t++)
+                of[t] = (row_tile){x + (r + t * rows) * l->chunks * CHUNK, totals + (r + t * rows) * groups};
+            int64_t end = r + tiles * rows < num_rows ? r + tiles * rows : num_rows;
+            int is_last = part.end == l->chunks;
+            if (is_last)
+                for (int64_t i = r; i < end; i++) prefetch_output(l, panel, start + i, out, flags);
+            (tiles == 2 ? two_tiles_of_16 : rows == 16 ? tile_of_16 : tile_of_8)(&part, of, y + r * PANEL);
+            if (is_last)
+                for (int64_t i = r; i < end; i++) finish(l, panel, start + i, y + i * PANEL, out, add, flags);
+            r = end;
         }
     }
-    for (int64_t r = 0; r < rows; r++) finish(l, panel, start + r, y + r * PANEL, out, add, flags);
 }
 
 int multiply_with_tiles(const grouped *l, const bf16 *x, int64_t m, void *out, const void *add, int flags,
                         int threads) {
     int64_t panels = (l->outputs + PANEL - 1) / PANEL, groups = (l->chunks + l->span - 1) / l->span;
     int64_t block = m < ROW_BLOCK ? m : ROW_BLOCK, padded = (block + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    int tile_rows = m > 8 ? 16 : 8;
     bf16 *packed = aligned_alloc(LINE, (size_t)(padded * l->chunks * LINE) + LINE);
     float *totals = malloc(sizeof(float) * (size_t)(padded * groups) + 1);
     int failed = !packed || !totals;
@@ -192,17 +244,17 @@ int multiply_with_tiles(const grouped *l, const bf16 *x, int64_t m, void *out, c
         {
             tile_config before __attribute__((aligned(LINE)));
             _tile_storeconfig(&before);
-            _tile_loadconfig(&CONFIG);
+            _tile_loadconfig(tile_rows == 16 ? &CONFIG_16 : &CONFIG_8);
 #pragma omp for
             for (int64_t r = 0; r < rows; r++) {
-                int64_t first = r - r % TILE_ROWS;
-                int some = tile_rows(rows - first);
-                pack_row(l, x + (start + r) * l->inputs, some, packed + first * l->chunks * CHUNK + r % TILE_ROWS * CHUNK,
-                         totals + first * groups + r % TILE_ROWS);
+                int64_t first = r - r % tile_rows;
+                pack_row(l, x + (start + r) * l->inputs, tile_rows,
+                         packed + first * l->chunks * CHUNK + r % tile_rows * CHUNK,
+                         totals + first * groups + r % tile_rows);
             }
 #pragma omp for
             for (int64_t panel = 0; panel < panels; panel++)
-                one_panel(l, panel, start, rows, packed, totals, out, add, flags);
+                one_panel(l, panel, start, tile_rows, rows, packed, totals, out, add, flags);
             if (before.palette) _tile_loadconfig(&before); /* oneDNN's, if it is not done with them */
             else _tile_release();
         }
