@@ -264,7 +264,7 @@ def build_components(
         threads = CpuThreads(config.num_threads or (default_num_threads() if config.deterministic else None))
         register = GpuRegister()
         undo.callback(register.close)
-        model = _load_ready_model(config, leader, progress, undo, register)
+        model = _load_ready_model(config, leader, progress, undo, register, threads)
         requested = config
         config = _disable_graphs_for_model(config, model.loaded.module)
         size = _agree_on_pool_size(config, model, leader, progress)
@@ -283,6 +283,8 @@ def build_components(
         notes += _notes_at_start(requested, model, loaded, cache, states, allocator_notes)
         watch_fp8_failures(loaded.module, notes.append)
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
+        if loaded.device.type == "cpu":
+            threads.refresh()
         runner.warm_up(progress)
         if leader is not None:
             leader.connect_ranks(loaded.module, captures=runner.captures_shared_graphs)
@@ -435,6 +437,7 @@ def _load_ready_model(
     progress: Callable[[Progress], None],
     undo: ExitStack,
     register: GpuRegister,
+    threads: CpuThreads,
 ) -> _ReadyModel:
     adapters = read_configured_adapters(config)  # before loading the model, so that a bad adapter fails fast
 
@@ -451,6 +454,8 @@ def _load_ready_model(
     _device_info(loaded.device, loaded.dtype)  # measures and caches the device's limits while memory is free
     fingerprint = _fingerprint(config, loaded)  # before fusing, which removes the weights' names
     progress(Progress(stage="warm up"))
+    if loaded.device.type == "cpu":
+        threads.refresh()  # most of the start's parallel computation follows, very slow with too many threads
     damaged: list[str] = []
     fused = make_ready_to_run(loaded.module, loaded.quantization, PassedChecks(loaded.identity, damaged.append))
     loaded = replace(loaded, notes=(*loaded.notes, *damaged))

@@ -23,12 +23,13 @@ _VARIABLES: Final = ("ATEN_", "DNNL_", "KVSCOPE_NATIVE", "MKL_", "OMP_", "ONEDNN
 """Start of the names of environment variables that change how torch or kvscope computes."""
 
 
-def model_identity(files: Iterable[Path], dtype: torch.dtype, quantization: str) -> str:
+def model_identity(files: Iterable[Path], dtype: torch.dtype, quantization: str, num_threads: int) -> str:
     """Return a text that is equal for two starts only if the model on the CPU, and the code that runs it, are the same.
 
     Args:
         files: All files that the model was read from. A file is identified by its size, inode, time of change, and
             samples of its content.
+        num_threads: Number of threads that compute a step on an idle machine.
     """
     library = built_library()
     return json.dumps(
@@ -39,7 +40,7 @@ def model_identity(files: Iterable[Path], dtype: torch.dtype, quantization: str)
             "program": program_identity(),
             "library": library.name if library is not None else "",
             "cpu": [platform.machine(), torch.backends.cpu.get_cpu_capability(), *sorted(cpu_flags())],
-            "threads": torch.get_num_threads(),
+            "threads": num_threads,
             "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)},
         }
     )

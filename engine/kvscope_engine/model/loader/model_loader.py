@@ -53,6 +53,7 @@ from kvscope_engine.model.loader.quantization_choice import (
 )
 from kvscope_engine.model.loader.supported_models import Blueprint, blueprint, check_options_with_states
 from kvscope_engine.model.loader.text_part import is_multimodal, make_model, text_config
+from kvscope_engine.model.platforms.cpu_threads import default_num_threads
 from kvscope_engine.model.platforms.device import choose_device, choose_dtype, device_notes, dtype_name, free_bytes
 from kvscope_engine.model.platforms.host_allocator import limit_compiled_matmuls
 from kvscope_engine.model.quantization.quantization_recipe import UNNAMED, Recipe, pop_recipe
@@ -151,7 +152,7 @@ def _load(
         module, notes = _module(weights_files, recipe, quantization, load_args)
         if is_whole and device.type == "cpu":
             files = [config_file, *weights_files, *([] if file is None else [file.path])]
-            identity = model_identity(files, dtype, quantization)
+            identity = model_identity(files, dtype, quantization, config.num_threads or default_num_threads())
     shardings = shard_model(module, rank, name.text)
     if not rank.is_alone:
         module.to(device)

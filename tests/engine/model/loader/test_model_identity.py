@@ -21,6 +21,12 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
+def identity_of(
+    weights: Path, dtype: torch.dtype = torch.float32, quantization: str = "none", num_threads: int = 1
+) -> str:
+    return model_identity([weights], dtype, quantization, num_threads)
+
+
 def changed_in_place(path: Path) -> None:
     """Change a byte of a file, and restore its time."""
     status = path.stat()
@@ -37,21 +43,17 @@ def replaced_by_a_copy(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [changed_in_place, replaced_by_a_copy, lambda path: os.utime(path, ns=(1, 1))])
 def test_identity_changes_with_a_file(weights: Path, change: Callable[[Path], None]) -> None:
-    before = model_identity([weights], torch.float32, "none")
-    assert model_identity([weights], torch.float32, "none") == before
+    before = identity_of(weights)
+    assert identity_of(weights) == before
     change(weights)
-    assert model_identity([weights], torch.float32, "none") != before
+    assert identity_of(weights) != before
 
 
 def test_identity_changes_with_options_threads_and_variables(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    identities = {
-        model_identity([weights], dtype, quantization)
-        for dtype, quantization in ((torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "int8"))
-    }
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
-    identities.add(model_identity([weights], torch.float32, "none"))
+    identities = {identity_of(weights), identity_of(weights, torch.bfloat16)}
+    identities |= {identity_of(weights, quantization="int8"), identity_of(weights, num_threads=2)}
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    identities.add(model_identity([weights], torch.float32, "none"))
+    identities.add(identity_of(weights))
     assert len(identities) == 5
 
 
