@@ -102,8 +102,9 @@ class RequestDelays:
         until_ns = now_ns if moments.ended_ns is None else moments.ended_ns
         if moments.started_ns is not None:
             waited_until_ns: int | None = moments.started_ns
-        else:
-            waited_until_ns = until_ns if moments.first_token_ns is None else None
+        else:  # with output, it ran before it was observed, and it is unknown how long it waited
+            is_waiting = moments.first_token_ns is None and not num_output_tokens
+            waited_until_ns = until_ns if is_waiting else None
         if waited_until_ns is not None:
             waited_ns = running.running_ns(arrival_ns, waited_until_ns)
             parts.append((waited_ns, self._wait_text(number, moments, waited_until_ns, waits_for)))
@@ -141,7 +142,7 @@ class RequestDelays:
         own_events = self._own_events.get(number, [])
         if moments.started_ns is not None:
             yield self._wait_text(number, moments, moments.started_ns, waits_for)
-        elif moments.ended_ns is not None and moments.first_token_ns is None:
+        elif moments.ended_ns is not None and moments.first_token_ns is None and not num_output_tokens:
             yield self._wait_text(number, moments, moments.ended_ns, waits_for)
         events = [event for event in own_events if moments.ended_ns is None or event.time_ns <= moments.ended_ns]
         num_lost = 0  # tokens freed by its last preemption

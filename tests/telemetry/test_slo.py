@@ -141,6 +141,12 @@ def test_times_of_a_reason_add_up_to_the_total() -> None:
     assert 410 + 60 + 10 + 520 == 1000
 
 
+def test_request_that_ran_before_it_was_observed_is_not_said_to_have_waited() -> None:
+    delays = RequestDelays()
+    assert delays.reason(1, Moments(0), 40, WaitsFor.UNKNOWN, 30 * S) == ""
+    assert delays.chain(1, Moments(0, ended_ns=30 * S), 40) == ()
+
+
 def test_reason_of_a_waiting_request_counts_until_now() -> None:
     events = [event("admitted", 0, 1)]
     waiting = Moments(100_000_000)
