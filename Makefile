@@ -56,6 +56,7 @@ release-check: $(STAMP)
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/zizmor --quiet --offline .github
 	@$(BIN)/hadolint docker/*.Dockerfile
+	@$(BIN)/kubernetes-validate --strict --quiet docker/kubernetes/*.yaml
 	@$(BIN)/python scripts/check_release.py $(ARGS)
 
 docs: $(STAMP)
