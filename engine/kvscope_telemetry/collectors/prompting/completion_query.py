@@ -45,7 +45,7 @@ def make_completion_query(submit: Submit, engine: ExternalEngine) -> CompletionQ
     """Convert `submit` to a query for `engine`. Raises BadInput for parameters that the engine does not support."""
     path, fields = _prompt(submit)
     if submit.tools:
-        fields["tools"] = _json(submit.tools, "tools")
+        fields["tools"] = parse_json(submit.tools, "tools")
     fields |= _sampling(submit.sampling, engine, path)
     if submit.priority:
         fields["priority"] = submit.priority
@@ -113,12 +113,13 @@ def _structured_fields(structured: Structured, engine: ExternalEngine) -> Fields
     if kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     if kind == "json_schema":
-        schema = {"name": "answer", "schema": _json(text, "json_schema")}
+        schema = {"name": "answer", "schema": parse_json(text, "json_schema")}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     return engine.form_fields(structured)
 
 
-def _json(text: str, name: str) -> Any:
+def parse_json(text: str, name: str) -> Any:
+    """Return the value of the JSON in `text`. Raises BadInput, which names it `name`."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -13,7 +13,7 @@ import msgspec
 
 from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import HttpClient, NoAnswer
-from kvscope_telemetry.collectors.prompting.completion_query import message_fields
+from kvscope_telemetry.collectors.prompting.completion_query import message_fields, parse_json
 from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
 from kvscope_telemetry.collectors.prompting.served_model import ServedModel
 from kvscope_telemetry.errors import BadInput, ProtocolError
@@ -38,9 +38,7 @@ class PromptCounter:
 
     def ask(self, question: EstimatePrompt) -> None:
         """Enqueue a question. Thread-safe and non-blocking; the answer is put into the reply box."""
-        if question.tools:
-            self._box.put([_unanswered(question, f"{self._engine.name} does not count the tokens of tools")])
-        elif self._engine.count_tokens is None:
+        if self._engine.count_tokens is None:
             self._box.put([_unanswered(question, f"{self._engine.name} does not count tokens")])
         elif self._questions.qsize() >= MAX_WAITING:
             self._box.put([_unanswered(question, f"{MAX_WAITING} prompts are already waiting to be counted")])
@@ -72,6 +70,8 @@ class PromptCounter:
         try:
             fields: dict[str, Any] = {"model": self._model.get().name}
             fields["messages"] = [message_fields(message) for message in question.messages]
+            if question.tools:
+                fields["tools"] = parse_json(question.tools, "tools")
             if question.adapter:
                 fields |= self._engine.adapter_fields(question.adapter)
             counts = self._engine.count_tokens(self._post, fields)

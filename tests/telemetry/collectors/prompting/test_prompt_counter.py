@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -56,10 +57,12 @@ def test_prompt_and_draft_are_counted_by_the_servers_tokenizer(
     assert {call.body["model"] for call in fake.calls} == {"m"}
 
 
-def test_prompt_for_an_adapter_is_counted_for_it(fake: FakeOpenAI, prompt: Prompt) -> None:
+def test_adapter_and_tools_are_counted_with_the_prompt(fake: FakeOpenAI, prompt: Prompt) -> None:
     fake.script = answer_as_vllm
-    reply_to(prompt(fake.address), EstimatePrompt(messages=MESSAGES, adapter="pirate"))
-    assert fake.calls[0].body["model"] == "pirate"
+    tools = [{"type": "function", "function": {"name": "time"}}]
+    question = EstimatePrompt(messages=MESSAGES, adapter="pirate", tools=json.dumps(tools))
+    reply_to(prompt(fake.address), question)
+    assert (fake.calls[0].body["model"], fake.calls[0].body["tools"]) == ("pirate", tools)
 
 
 @pytest.mark.parametrize(
