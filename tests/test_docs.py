@@ -44,7 +44,7 @@ def _commands() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "line"), _commands())
 def test_documented_command_is_accepted(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)
-    words = words[: next((at for at, word in enumerate(words) if word in (">", "|", "&&")), len(words))]
+    words = words[: next((at for at, word in enumerate(words) if word in ("<", ">", "|", "&&")), len(words))]
     words = [word for word in words if word not in ("[ADDRESS", "…]")]
     program, *arguments = words
     if program == "python":
