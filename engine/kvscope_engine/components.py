@@ -808,6 +808,7 @@ def _build_hello(
             groups=groups,
             num_states=pool.num_states,
             num_host_states=pool.num_host_states,
+            state_interval=config.state_interval if states is not None else 0,
             num_reserved_blocks=pool.num_blocks - pool.num_usable,
         ),
         device=_device_info(loaded.device, loaded.dtype, attention.description, loaded.rank.count),

@@ -26,7 +26,7 @@ from kvscope_engine.simulator.recorded_drafter import recorded_drafter
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.simulator.simulated_paging import SimulatedPaging
 from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
-from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_limits import DEFAULT_STATE_INTERVAL, SimulatedLimits
 from kvscope_engine.simulator.simulation_tally import SimulationTally
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -56,7 +56,7 @@ class SimulationSetup:
     """Scenario of a what-if comparison in which the engine is changed: `NOT_FREED`, `EXPANDED`, or "" for none."""
     num_states: int = 0
     """Number of slots for recurrent states. Must be set if `layout` has states."""
-    state_interval: int = 512
+    state_interval: int = DEFAULT_STATE_INTERVAL
     """Tokens between two checkpoints of a recurrent state."""
     variation: tuple[float, ...] = ()
     """Factors by which the time of a step varies; each step uses one of them at random. Empty for no variation."""

@@ -8,6 +8,8 @@ from typing import Final
 from kvscope_telemetry.errors import BadInput
 
 MAX_BLOCKS: Final = 1 << 24
+DEFAULT_STATE_INTERVAL: Final = 512
+"""Tokens between two saved states of recurrent layers, as in the engine, unless options or a recording differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,7 @@ def _hello(setup: SimulationSetup, simulation: Simulation, model: str) -> Hello:
             groups=groups,
             num_states=simulation.pool.num_states,
             num_host_states=simulation.pool.num_host_states,
+            state_interval=setup.state_interval if simulation.states is not None else 0,
             num_reserved_blocks=simulation.pool.num_blocks - simulation.pool.num_usable,
         ),
         capabilities=Capabilities(groups=len(groups) > 1, eviction_order=True),

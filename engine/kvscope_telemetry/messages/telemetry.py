@@ -161,6 +161,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     num_host_states: int = 0
     """Number of slots for recurrent states in host memory."""
+    state_interval: int = 0
+    """Tokens between two saved states of recurrent layers; 0 without such layers, or if not reported."""
     hit_tokens: int = 0
     """Value of `smallest_hit` as reported by an external engine; 0 if not reported, in which case
     `smallest_hit` is the least common multiple of the block sizes.

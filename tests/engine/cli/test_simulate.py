@@ -15,6 +15,7 @@ import pytest
 from kvscope_engine.simulator.costs.cost_file import CostFile, save_costs
 from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulation import Simulation
+from kvscope_telemetry.recordings.reader import Recording
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("simulate", "alpaca", "--requests", "30", "--num-gpu-blocks-override", "64", "--max-model-len", "256")
@@ -318,3 +319,13 @@ def test_simulate_never_imports_torch() -> None:
     command = [sys.executable, "-c", program, *SMALL, "--allocator", "all", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_interval_between_saved_states_is_that_of_the_recording(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.mcap"
+    options = ("--requests", "6", "--state-interval", "64")
+    simulate_json(run, "simulate", "sample-hybrid", *options, "--record", str(path))
+    assert Recording.open(path).info.hello.cache.state_interval == 64
+    recorded = simulate_json(run, "simulate", str(path))
+    assert recorded["policies"] == simulate_json(run, "simulate", str(path), "--state-interval", "64")["policies"]
+    assert run("simulate", "sample-hybrid", "--state-interval", "0")[0] == 2

@@ -139,8 +139,7 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
         "--state-interval",
         type=parse_int,
         metavar="TOKENS",
-        default=512,
-        help="tokens between saved states of recurrent layers",
+        help="tokens between saved states of recurrent layers (default: as recorded, else 512)",
     )
 
 

@@ -22,7 +22,7 @@ from kvscope_engine.simulator.kv_layout import (
 )
 from kvscope_engine.simulator.simulated_paging import SimulatedPaging
 from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
-from kvscope_engine.simulator.simulation_limits import MAX_BLOCKS, SimulatedLimits
+from kvscope_engine.simulator.simulation_limits import DEFAULT_STATE_INTERVAL, MAX_BLOCKS, SimulatedLimits
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
@@ -159,7 +159,7 @@ def chosen_setups(
             chosen_tiers(args, cache),
             layout=layout,
             scenario=scenario,
-            state_interval=args.state_interval,
+            state_interval=_chosen_state_interval(args, cache),
         )
         for allocator, scenario in [
             *((allocator, "") for allocator in chosen_allocators(args, cache)),
@@ -188,6 +188,14 @@ def _with_more_blocks(setup: SimulationSetup, factor: float | None) -> Simulatio
     return dataclasses.replace(
         setup, limits=setup.limits.with_num_blocks(max(1, round(setup.limits.num_blocks * factor)))
     )
+
+
+def _chosen_state_interval(args: argparse.Namespace, cache: CacheInfo | None) -> int:
+    interval: int | None = args.state_interval
+    if interval is not None and interval < 1:
+        raise BadInput(f"state_interval={interval} is not accepted: must be at least 1")
+    recorded = 0 if cache is None else cache.state_interval
+    return interval or recorded or DEFAULT_STATE_INTERVAL
 
 
 def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: CacheInfo | None) -> KVLayout | None:

@@ -1,13 +1,15 @@
 """Converts a recording to a workload: arrivals, lengths, and shared prefixes of its requests.
 
-Shared prefixes are found by the hashes of the prompts' full blocks. They are underestimated where the recording has no
-hash: without prefix caching, for requests that ended with their first token, and for blocks whose text was already
-cached in another block when they were computed.
+Shared prefixes are found by the hashes of the prompts' full blocks. A block has no hash if its text was already cached
+in another block when it was computed. That is usual for models with recurrent states, which resume only where a state
+was saved. If earlier prompts have a single continuation of the text before such a block, it is the block's text.
+Otherwise, and without prefix caching, and for requests that ended with their first token, shared prefixes are
+underestimated.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -20,6 +22,8 @@ from kvscope_telemetry.running_time import RunningTime
 
 EpochAndHash = tuple[int, int]
 """Epoch and block hash. Hashes of different engine starts (epochs) are not comparable."""
+Continuations = dict[EpochAndHash, set[EpochAndHash]]
+"""Texts that follow a text; those that begin a prompt follow the hash 0."""
 
 
 def read_recording(path: Path, max_requests: int | None = None) -> Workload:
@@ -84,24 +88,54 @@ def _text_ids(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
     """Return, for each request, the ids of the texts in its first blocks, up to the last block whose text
     another request has too.
     """
-    counts = Counter(name for request in requests for name in _text_names(request))
+    names_by_request = _all_text_names(requests)
+    counts = Counter(name for names in names_by_request for name in names)
     numbers: dict[EpochAndHash, int] = {}
     unshared_numbers = count(len(counts))
     return [
         tuple(
             numbers.setdefault(name, len(numbers)) if name[1] else next(unshared_numbers)
-            for name in _shared_names(request, counts)
+            for name in _shared_names(names, counts)
         )
-        for request in requests
+        for names in names_by_request
     ]
 
 
-def _text_names(request: RecordedRequest) -> list[EpochAndHash]:
-    return [(request.epoch, hash_) for hash_ in request.prefix_hashes]
+def _all_text_names(requests: Sequence[RecordedRequest]) -> list[list[EpochAndHash]]:
+    """Return the names of the texts in each request's first blocks. The hash of a text that remains unknown is 0."""
+    names_by_request = [[(request.epoch, hash_) for hash_ in request.prefix_hashes] for request in requests]
+    earlier: Continuations = defaultdict(set)
+    for names in names_by_request:
+        _complete(names, earlier)
+        _add_continuations(names, earlier)
+    for names in names_by_request:  # those computed at the same time, of which the later one was cached
+        _complete(names, earlier)
+    return names_by_request
 
 
-def _shared_names(request: RecordedRequest, counts: Counter[EpochAndHash]) -> list[EpochAndHash]:
-    names = _text_names(request)
-    while names and (not names[-1][1] or counts[names[-1]] == 1):
-        names.pop()
-    return names
+def _add_continuations(names: Sequence[EpochAndHash], continuations: Continuations) -> None:
+    for index, name in enumerate(names):
+        before = names[index - 1] if index else (name[0], 0)
+        if name[1] and (before[1] or not index):
+            continuations[before].add(name)
+
+
+def _complete(names: list[EpochAndHash], continuations: Continuations) -> None:
+    """Replace unknown texts for which the texts before and after them leave one possibility."""
+    for index, name in enumerate(names):
+        before = names[index - 1] if index else (name[0], 0)
+        if name[1] or (index and not before[1]):
+            continue
+        candidates = continuations.get(before, set())
+        after = names[index + 1] if index + 1 < len(names) else (name[0], 0)
+        if after[1] and len(candidates) > 1:
+            candidates = {each for each in candidates if after in continuations.get(each, set())}
+        if len(candidates) == 1:
+            names[index] = next(iter(candidates))
+
+
+def _shared_names(names: list[EpochAndHash], counts: Counter[EpochAndHash]) -> list[EpochAndHash]:
+    shared = list(names)
+    while shared and (not shared[-1][1] or counts[shared[-1]] == 1):
+        shared.pop()
+    return shared
