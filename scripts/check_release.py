@@ -1,9 +1,10 @@
 """Build the wheel and the sdist, check them, and try what the README promises in a clean environment per extra.
 
-Usage: python scripts/check_release.py [base] [export] [app] [engine] [vllm] [--out FOLDER]
+Usage: python scripts/check_release.py [base] [export] [app] [engine] [tutorials] [vllm] [--out FOLDER]
 
 Needs the packages of the extra `release`. Each environment is installed from the wheel alone, without
-constraints.txt, as a user would. `vllm` resolves vLLM's requirements with and without kvscope and compares them.
+constraints.txt, as a user would. `tutorials` runs the commands of docs/tutorials, except those on a server. `vllm`
+resolves vLLM's requirements with and without kvscope and compares them.
 Exits with 1 if any check fails.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -51,6 +53,18 @@ class Environment:
     extra: str
     absent: tuple[str, ...]
     trials: tuple[Trial, ...]
+
+
+def tutorial_trials() -> Iterator[Trial]:
+    """Yield the commands of the tutorials in order. A window closes itself once it is shown."""
+    for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+            for command in () if block.startswith("# server:") else block.splitlines():
+                opens_window = command.startswith("kvscope --open")
+                yield Trial(
+                    f"KVSCOPE_STARTUP_PROBE=1 {command}" if opens_window else command,
+                    "first_expose_s" if opens_window else "",
+                )
 
 
 _WATCHING: Final = (
@@ -102,6 +116,7 @@ ENVIRONMENTS: Final = {
             ),
         ),
     ),
+    "tutorials": Environment("app,engine", (), tuple(tutorial_trials())),
 }
 
 

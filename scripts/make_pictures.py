@@ -95,6 +95,7 @@ def main() -> int:
         "eviction": eviction,
         "compare": compare,
         "recordings": recordings,
+        "plan": plan,
         "window": live_window,
         "debugger": live_window,
     }
@@ -251,6 +252,26 @@ def recordings(folder: Path) -> None:
         recordings_window.resize(1240, 420)
         run_event_loop(6.0)
         save_picture(recordings_window, "recordings.png")
+
+
+def plan(folder: Path) -> None:
+    """Make the picture of the dialog "Plan memory" for the default model on a GPU of 24 GiB."""
+    with open_desktop(folder, "dark") as desktop:
+        from kvscope_app.planning.plan_dialog import PlanDialog
+        from kvscope_telemetry.recordings.reader import Recording
+        from kvscope_telemetry.recordings.sample import sample_recording
+
+        window = desktop.open_recording(Recording.open(sample_recording()), 0.0)
+        prepare(window)
+        answers: list[object] = []
+        window.plans.answered.connect(answers.append)
+        dialog = PlanDialog(window, window.themes.theme, "default", window.plans)
+        dialog.show()
+        dialog.resize(1080, 560)
+        dialog.setFocus()
+        wait_until(lambda: len(answers) == 2)
+        run_event_loop(2.0)
+        save_picture(dialog, "plan.png")
 
 
 def live_window(folder: Path) -> None:

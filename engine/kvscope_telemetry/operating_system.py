@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import getpass
+import mmap
 import os
 import signal
 import stat
@@ -17,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final
@@ -47,15 +49,14 @@ HAS_FILE_MODES: Final = sys.platform != "win32"
 """Whether a file's mode says which users can read it. Windows has access control lists instead."""
 READ_WITHOUT_BLOCKING: Final = (
     os.O_RDONLY
-    | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NONBLOCK", 0)  # without it, opening a pipe blocks until the pipe has a writer
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
 )
 """Flags of `os.open` for reading a file that may turn out to be a pipe or a device."""
-LOCK_FILE_FLAGS: Final = (
-    os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-)
+NEW_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+"""Flags of `os.open` for a file that does not exist yet."""
+LOCK_FILE_FLAGS: Final = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags of `os.open` for a lock file. Add `os.O_CREAT` to create a missing one."""
 
 _PROCESSES: Final = Path("/proc")
@@ -68,6 +69,7 @@ _START_FIELD: Final = 19
 """Index of the start time, in clock ticks since boot, among the fields of `/proc/PID/stat` after the command name."""
 _LOCKED_BYTE: Final = 1 << 43
 """Offset of the byte that a lock covers on Windows, beyond the end of any file: others cannot read locked bytes."""
+_RENAME_DELAYS_S: Final = (0.05, 0.1, 0.2, 0.3, 0.4)
 _BLOCK_BYTES: Final = 512
 """Number of bytes per unit of `stat`'s `st_blocks`, the same on every file system."""
 
@@ -97,10 +99,10 @@ def lock(descriptor: int, *, wait: bool) -> None:
 
 
 def open_for_lock(folder: Path) -> int:
-    """Open a folder for `lock`, or on Windows, which cannot lock folders, the file `lock` in it."""
+    """Open a folder for `lock`, or on Windows, which cannot lock folders, the file `.lock` in it."""
     if fcntl is not None:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    return os.open(folder / "lock", LOCK_FILE_FLAGS | os.O_CREAT, 0o600)
+    return os.open(folder / ".lock", LOCK_FILE_FLAGS | os.O_CREAT, 0o600)
 
 
 def is_locked(descriptor: int) -> bool:
@@ -141,6 +143,18 @@ def stored_bytes(status: os.stat_result) -> int:
     """
     blocks = getattr(status, "st_blocks", None)
     return status.st_size if blocks is None else min(status.st_size, _BLOCK_BYTES * blocks)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file, replacing `target`. On Windows, tries for a second if another program has one of them open."""
+    for delay_s in () if HAS_FILE_MODES else _RENAME_DELAYS_S:
+        try:
+            os.replace(source, target)
+        except PermissionError:
+            time.sleep(delay_s)
+        else:
+            return
+    os.replace(source, target)
 
 
 def is_private(status: os.stat_result) -> bool:
@@ -235,6 +249,16 @@ def _start_ticks(pid: int) -> int | None:
         return None
     except (OSError, ValueError, IndexError):  # another user's process, where /proc hides those
         return 0
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    try:
+        return int((_PROCESSES / "self" / "statm").read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
 
 
 def set_low_priority(niceness: int) -> None:

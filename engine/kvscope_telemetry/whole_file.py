@@ -14,6 +14,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from kvscope_telemetry import operating_system
+
 _KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -43,7 +45,7 @@ def require_regular(path: Path) -> None:
 def replace_file(part: Path, path: Path) -> None:
     """Rename `part` to `path`. Raises OSError, with a text for the user, if `path` exists and is not a regular file."""
     require_regular(path)
-    os.replace(part, path)
+    operating_system.rename(part, path)
 
 
 def write_whole(path: Path, data: bytes, *, private: bool = False, sync: bool = False) -> None:
@@ -54,7 +56,7 @@ def write_whole(path: Path, data: bytes, *, private: bool = False, sync: bool = 
     """
     require_regular(path)
     part = path.with_name(f".kvscope-{secrets.token_hex(8)}.part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
+    descriptor = os.open(part, operating_system.NEW_FILE_FLAGS, 0o600 if private else 0o666)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)

@@ -12,6 +12,7 @@ from PySide6.QtCore import QSettings
 from PySide6.QtGui import QGuiApplication
 from tests.app.conftest import FakeSource
 from tests.app.window_driver import has_no_running_timer, load_only_views, visible_text
+from tests.processes import needs_unix
 from tests.simulated_engine.command import COMMAND
 
 from kvscope_app import desktop as desktop_module
@@ -47,6 +48,7 @@ def own_engine():
     assert not process.folder.exists()
 
 
+@needs_unix
 def test_killed_engine_is_reported_and_its_restart_is_followed(desktop, own_engine, qtbot):
     window = desktop.open_window(own_engine.endpoint, own_engine)
     load_only_views(window)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import pytest
 from tests.simulated_engine.command import COMMAND
 
 from kvscope_app.main import main
+from kvscope_telemetry.termination import END_SIGNALS
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_importing_every_module_does_not_import_torch():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", END_SIGNALS[1:])
 def test_signal_closes_the_window_saves_its_settings_and_leaves_no_history(endpoint, tmp_path, number):
     homes = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen", **homes}

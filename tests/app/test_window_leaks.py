@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 import weakref
@@ -15,6 +14,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings
 from PySide6.QtGui import QPixmap, QPixmapCache, QScreen
 from PySide6.QtWidgets import QApplication, QCommonStyle, QWidget
 from tests.app.window_driver import load_only_views
+from tests.processes import num_open_files
 from tests.simulated_engine.command import COMMAND
 from tests.simulated_engine.engine import SimulatedEngine
 
@@ -73,7 +73,7 @@ def object_counts():
         "widgets": len(QApplication.allWidgets()),
         "windows": len(QApplication.topLevelWidgets()),
         "threads": threading.active_count(),
-        "descriptors": len(os.listdir("/proc/self/fd")) - num_pooled_threads(),
+        "descriptors": num_open_files() - num_pooled_threads(),
         **{f"objects of {name}": number for name, number in kinds.items()},
     }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import resource
 import signal
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.processes import peak_resident_kib
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.errors import BadInput, ProtocolError, UnknownMessage
@@ -213,18 +213,14 @@ def _case(name: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _peak_kib() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def _in_tenths(name: str, count: int, first: int, fuzz: Callable[[int, int], Counter[str]]) -> None:
     outcomes: Counter[str] = Counter()
     began_s, settled_kib = time.monotonic(), 0
     step = max(1, count // 10)
     for start in range(first, first + count, step):
         outcomes += fuzz(min(step, first + count - start), start)
-        settled_kib = settled_kib or _peak_kib()
-    grown_kib = _peak_kib() - settled_kib
+        settled_kib = settled_kib or peak_resident_kib()
+    grown_kib = peak_resident_kib() - settled_kib
     print(f"{name}: {sum(outcomes.values())} in {time.monotonic() - began_s:.0f} s, peak grew by {grown_kib} KiB")
     for outcome, number in outcomes.most_common():
         print(f"  {number:8} {outcome}")

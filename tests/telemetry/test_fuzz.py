@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.telemetry import fuzz
 
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no limit on the time of a case without it")
 SEED = 7
 
 

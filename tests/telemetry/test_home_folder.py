@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from kvscope_telemetry.home_folder import ensure_home
 @pytest.fixture
 def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that becomes the home of a user without an entry."""
+
+    pwd = pytest.importorskip("pwd")
 
     def unknown(uid: int) -> object:
         raise KeyError(f"getpwuid(): uid not found: {uid}")

@@ -10,11 +10,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.unix_names import MODULES, OS_NAMES, SIGNALS, SOCKET_NAMES
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.operating_system import is_locked, lock, process_start, stored_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-LINUX_MODULES = frozenset(("curses", "fcntl", "grp", "msvcrt", "pwd", "resource", "syslog", "termios", "tty"))
+FOREIGN_MODULES = frozenset((*MODULES, "msvcrt"))
 ALLOWED = {
     ("kvscope_telemetry/operating_system.py", name) for name in ("fcntl", "msvcrt", "pwd", "resource", "termios")
 } | {("kvscope_app/commands/top_screen.py", "curses")}
@@ -43,10 +45,44 @@ def test_only_the_platform_module_imports_what_other_systems_lack() -> None:
             name = path.relative_to((ROOT / folder).parent).as_posix()
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Import):
-                    found |= {(name, alias.name) for alias in node.names if alias.name in LINUX_MODULES}
-                elif isinstance(node, ast.ImportFrom) and node.module in LINUX_MODULES:
+                    found |= {(name, alias.name) for alias in node.names if alias.name in FOREIGN_MODULES}
+                elif isinstance(node, ast.ImportFrom) and node.module in FOREIGN_MODULES:
                     found.add((name, node.module))
     assert found == ALLOWED
+
+
+def test_viewer_and_library_use_no_name_that_only_unix_has() -> None:
+    names = frozenset((*OS_NAMES, *SIGNALS, *SOCKET_NAMES))
+    found = set()
+    for folder in ("app/kvscope_app", "engine/kvscope_telemetry"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in names:
+                    found.add((path.name, f"{node.value.id}.{node.attr}"))
+    assert {each for each in found if each[0] != "operating_system.py"} == {
+        ("connection_watch.py", "socket.TCP_INFO"),  # expects AttributeError
+        ("processes.py", "os.sysconf"),  # asks whether there is one
+    }
+
+
+def test_rename_is_tried_again_while_another_program_has_the_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, failures = tmp_path / "a", tmp_path / "b", [PermissionError(), PermissionError()]
+    source.write_text("new")
+    target.write_text("old")
+    replace = os.replace
+
+    def busy_twice(a: Path, b: Path) -> None:
+        if failures:
+            raise failures.pop()
+        replace(a, b)
+
+    monkeypatch.setattr(operating_system, "HAS_FILE_MODES", False)
+    monkeypatch.setattr(os, "replace", busy_twice)
+    operating_system.rename(source, target)
+    assert target.read_text() == "new"
+    assert not source.exists()
 
 
 def test_every_module_of_viewer_and_library_can_be_imported_without_linux() -> None:

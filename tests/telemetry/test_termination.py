@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import needs_unix
 
 BODY = """
 import os, signal, sys, time
@@ -38,6 +38,7 @@ with exiting_on_signals():
     assert (done.returncode, done.stdout, done.stderr) == (128 + getattr(signal, name), "cleaned up\n", "")
 
 
+@needs_unix
 def test_second_sighup_does_not_interrupt_the_cleanup() -> None:
     done = run("""
 with exiting_on_signals():
@@ -51,6 +52,7 @@ with exiting_on_signals():
     assert (done.returncode, done.stdout) == (3, "cleaned up\n")
 
 
+@needs_unix
 def test_ignored_sighup_stays_ignored() -> None:
     done = run("""
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -79,6 +81,7 @@ with handling_signals(lambda *_: print("handled")), leaving_while_importing("x")
 
 def test_output_after_the_terminal_was_closed_raises_nothing(tmp_path: Path) -> None:
     """Without this handling, the last line that a recording prints raises OSError."""
+    pty = pytest.importorskip("pty")
     terminal, child_side = pty.openpty()
     name, report = os.ttyname(child_side), tmp_path / "report"
     body = f"""

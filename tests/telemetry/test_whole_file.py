@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.processes import make_named_pipe
 
 from kvscope_telemetry.credentials.private_files import write_private
 from kvscope_telemetry.errors import BadInput
@@ -25,7 +26,7 @@ def make_socket(path: Path) -> None:
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
     path = tmp_path / "pipe.mcap"
-    os.mkfifo(path)
+    make_named_pipe(path)
     return path
 
 
@@ -39,7 +40,12 @@ def test_writing_a_whole_file_replaces_the_earlier_one_and_leaves_no_other(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"), [(os.mkfifo, "a named pipe"), (os.mkdir, "a folder"), (make_socket, "a socket")]
+    ("make", "kind"),
+    [
+        (make_named_pipe, "a named pipe"),
+        (os.mkdir, "a folder"),
+        (make_socket, "a socket"),
+    ],
 )
 def test_path_that_is_no_regular_file_is_not_replaced(tmp_path: Path, make: Callable[[Path], None], kind: str) -> None:
     path, part = tmp_path / "x", tmp_path / "part"

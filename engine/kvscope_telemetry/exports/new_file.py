@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PART_SUFFIX: Final = ".part"
@@ -53,7 +54,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     try:
         with file:
             yield file
-        part.rename(path)
+        operating_system.rename(part, path)
     except OSError as error:
         raise KvscopeError(f"{str(path)!r} cannot be written: {error.strerror or error}") from None
     finally:

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 from mcap.writer import CompressionType, Writer
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
@@ -238,7 +239,7 @@ class McapFile:
         self._writer.finish()
         self.num_bytes = self._stream.tell()
         self._stream.close()
-        self.part.rename(self.path)
+        operating_system.rename(self.part, self.path)
 
     def salvage(self) -> bool:
         """Complete the file after the last fully written chunk, when the disk is full or has been removed.
@@ -252,20 +253,23 @@ class McapFile:
             with open(os.dup(self._stream.fileno()), "wb", buffering=0) as raw:
                 with contextlib.suppress(OSError):  # the buffered rest does not fit on the disk
                     self._stream.close()
-                return self._truncate(raw)
+                is_complete = self._truncate(raw)
+            if is_complete:
+                operating_system.rename(self.part, self.path)
+            elif not self._chunk_ends:
+                self.part.unlink()
         except OSError:
             return False
+        return is_complete
 
     def _truncate(self, raw: FileIO) -> bool:
+        """Return whether the file could be cut after one of its chunks and ended there."""
         for chunk_end in reversed(self._chunk_ends):
             raw.truncate(chunk_end)
             raw.seek(chunk_end)
             with contextlib.suppress(OSError):
                 if raw.write(EARLY_END) == len(EARLY_END):
-                    self.part.rename(self.path)
                     return True
-        if not self._chunk_ends:
-            self.part.unlink()
         return False
 
     def _register_channels(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvscope_telemetry.operating_system import unread_bytes
+from kvscope_telemetry.operating_system import resident_bytes, unread_bytes
 
 HANDSHAKE_S: Final = 2.0
 """Age in seconds up to which a connection counts as young. A young connection that has sent at most
@@ -95,7 +95,7 @@ class Connections:
             inode = os.fstat(descriptor).st_ino
         except OSError:
             return  # closed already
-        self._connections[descriptor] = _Connection(inode, mark_resident=_resident_bytes())
+        self._connections[descriptor] = _Connection(inode, mark_resident=resident_bytes())
         if len(self._connections) > self._max_connections:
             self.num_refused += 1
             self._end(self._connection_to_evict(descriptor))
@@ -141,7 +141,7 @@ class Connections:
 
     def _watch_memory(self, untold: dict[int, _Connection]) -> None:
         """Check the connections in `untold`, for which the kernel does not report the number of received bytes."""
-        resident = _resident_bytes()
+        resident = resident_bytes()
         is_growing = resident - self._resident > FAST_GROWTH_BYTES
         self._resident = resident
         filling, silent = [], []
@@ -224,12 +224,3 @@ def _sending_soon(descriptors: list[int]) -> set[int]:
         time.sleep(GLANCE_S)
         found.update(descriptor for descriptor in descriptors if unread_bytes(descriptor) > 0)
     return found
-
-
-def _resident_bytes() -> int:
-    """Return the resident memory of this process; always 0 without /proc, so that it never appears to grow."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -27,6 +27,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.sink import Sink
+from kvscope_telemetry.termination import END_SIGNALS
 
 WAIT_S = 240.0
 __all__ = ["assert_same_state", "make_endpoint", "make_messages", "serve", "server"]
@@ -163,7 +164,7 @@ def test_segment_bytes_starts_a_new_segment(make_messages: Callable, tmp_path: P
     assert len(list(tmp_path.glob("x-*.mcap"))) >= 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", END_SIGNALS)
 def test_signal_ends_the_recording_with_a_complete_file(
     serve: Callable,
     make_endpoint: Callable,

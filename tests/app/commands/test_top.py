@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import select
 import signal
 import struct
 import subprocess
 import sys
-import termios
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -26,6 +23,7 @@ from kvscope_app.commands.top_lines import engine_lines, in_encoding, plain_text
 from kvscope_app.main import main
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.termination import END_SIGNALS
 
 WAIT_S = 120.0
 HEAVY = ("PySide6", "pyqtgraph", "torch", "triton", "transformers", "kvscope_engine")
@@ -190,9 +188,10 @@ class Terminal:
     """`kvscope top` in a pseudo-terminal."""
 
     def __init__(self, words: list[str], size: tuple[int, int], **environment: str) -> None:
-        self._master, self.slave = pty.openpty()
+        self._fcntl, self._termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
+        self._master, self.slave = pytest.importorskip("pty").openpty()
         self.resize(size)
-        self.modes = termios.tcgetattr(self.slave)
+        self.modes = self.current_modes()
         environ = {**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **environment}
         command = [sys.executable, "-m", "kvscope_app.main", "top", *words]
         self.process = subprocess.Popen(
@@ -201,7 +200,10 @@ class Terminal:
         self.output = b""
 
     def resize(self, size: tuple[int, int]) -> None:
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        self._fcntl.ioctl(self._master, self._termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+    def current_modes(self) -> object:
+        return self._termios.tcgetattr(self.slave)
 
     def press(self, keys: str) -> None:
         """Press keys, and forget the output so far."""
@@ -267,16 +269,16 @@ def test_top_handles_keys_resizing_and_a_stopped_engine(serve: Callable, make_en
         shown.await_text("Stopped")
         shown.press("q")
         assert shown.end() == 0
-        assert termios.tcgetattr(shown.slave) == shown.modes
+        assert shown.current_modes() == shown.modes
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(number, 128 + number) for number in END_SIGNALS])
 def test_signal_restores_the_terminal_modes(make_endpoint: Callable, number: signal.Signals, code: int) -> None:  # type: ignore[type-arg]
     with terminal([make_endpoint()], (24, 80), TERM="vt100", LC_ALL="C") as shown:
         shown.await_text("Connecting")
         os.kill(shown.process.pid, number)
         assert shown.end() == code
-        assert termios.tcgetattr(shown.slave) == shown.modes
+        assert shown.current_modes() == shown.modes
         assert b"Traceback" not in shown.output
 
 

@@ -8,6 +8,7 @@ import stat
 import sys
 
 import pytest
+from tests.processes import needs_unix
 
 from kvscope_app.engine_launcher.engine_process import EngineProcess, serve_command
 from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
@@ -101,6 +102,7 @@ def test_log_contains_only_the_last_state_of_a_progress_bar(start_process, qtbot
     assert process.log_text() == "100 %"
 
 
+@needs_unix
 def test_supervisor_reports_a_killed_engine_once_and_restarts_it(start_process, qtbot):
     process = start_process(SLEEP)
     supervisor = EngineSupervisor(process)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.processes import needs_unix
 
 from kvscope_app.engine_launcher.engine_process import EngineProcess, record_owner, remove_stale
 from kvscope_app.engine_launcher.process_identity import identity_of, is_alive, own_identity
@@ -56,6 +57,7 @@ def test_folders_are_removed_only_if_all_owners_are_dead(runtime_folder):
     assert left == {"kvscope-mixed", "kvscope-living", "kvscope-unnamed", "kvscope-link"}
 
 
+@needs_unix
 def test_folder_of_a_killed_desktop_is_removed_once_its_engine_has_ended(runtime_folder):
     with subprocess.Popen([sys.executable, "-c", DESKTOP], stdout=subprocess.PIPE) as desktop:
         engine_pid = int(desktop.stdout.readline())

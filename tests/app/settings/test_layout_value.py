@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from tests.processes import make_named_pipe
 
 from kvscope_app.settings.layout_value import LayoutPart, WindowLayout, read_layout, write_layout
 from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES
@@ -14,7 +14,7 @@ from kvscope_telemetry.errors import BadInput
 
 def test_layout_replaces_a_file_but_not_a_named_pipe(tmp_path: Path) -> None:
     path, pipe, layout = tmp_path / "x.json", tmp_path / "pipe", WindowLayout(left=LayoutPart(tabs=("events",)))
-    os.mkfifo(pipe)
+    make_named_pipe(pipe)
     write_layout(path, WindowLayout())
     write_layout(path, layout)
     assert read_layout(path, KNOWN_NAMES) == layout

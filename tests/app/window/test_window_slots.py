@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.processes import needs_unix
 
 from kvscope_app.window.window_slots import WindowSlots
 
@@ -30,6 +31,7 @@ def test_new_window_takes_the_first_free_geometry_slot_of_its_kind(slots):
     assert slots.acquire("window") == 1
 
 
+@needs_unix
 def test_slot_of_another_desktop_is_free_once_it_is_killed(slots, tmp_path):
     command = [sys.executable, "-c", OTHER, str(tmp_path / "kvscope.ini")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from tests.processes import make_named_pipe
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.export import ExportTarget, export
@@ -76,7 +76,7 @@ def test_export_to_a_named_pipe_has_the_bytes_of_the_file_without_a_byte_order_m
     record_story: Callable[..., Recording], tmp_path: Path, form: str
 ) -> None:
     recording, pipe = record_story(), tmp_path / "pipe"
-    os.mkfifo(pipe)
+    make_named_pipe(pipe)
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.processes import resident_bytes
 
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.messages.commands import Submit
@@ -183,7 +182,3 @@ def test_newer_sampling_options_decoded_from_their_encoding_are_equal() -> None:
     assert decode_command(encode(submit)) == submit
     assert sampling.structured is not None
     assert sampling.structured.choices() == ("a", "b")
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

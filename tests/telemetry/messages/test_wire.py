@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from tests.processes import peak_resident_kib
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.errors import ProtocolError
@@ -485,7 +485,7 @@ def test_damaged_messages_are_decoded_or_refused_quickly_without_memory_growth(
     engine = SimulatedEngine(num_blocks=200)
     good = [wire.encode(message) for message in (*ALL.values(), engine.advance(), engine.advance())]
     decoders = (wire.decode_telemetry, wire.decode_command, wire.decode_reply)
-    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before_kib = peak_resident_kib()
     slowest_s, num_refused = 0.0, 0
     count = amount(20_000, 100_000)
     for i in range(count):
@@ -498,4 +498,4 @@ def test_damaged_messages_are_decoded_or_refused_quickly_without_memory_growth(
         slowest_s = max(slowest_s, time.thread_time() - started)
     assert num_refused > count // 2
     assert slowest_s < 2.0
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 20 << 10
+    assert peak_resident_kib() - before_kib < 20 << 10

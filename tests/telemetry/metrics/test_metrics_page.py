@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Callable
 from contextlib import closing
 
 import pytest
+from tests.processes import num_open_files
 from tests.telemetry.metrics.scripted import (
     LABELS,
     SECOND,
@@ -242,7 +242,7 @@ def test_thousand_scrapes_leak_no_objects_or_files(page: MetricsPage, start_engi
 
     def held() -> tuple[int, int, int]:
         gc.collect()
-        return len(gc.get_objects()), len(os.listdir("/proc/self/fd")), threading.active_count()
+        return len(gc.get_objects()), num_open_files(), threading.active_count()
 
     before = held()
     for number in range(1000):

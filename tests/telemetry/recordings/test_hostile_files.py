@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import tracemalloc
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
+from tests.processes import make_named_pipe
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Goodbye, Hello
@@ -64,7 +64,7 @@ def good_chunk(make_messages: Callable[..., Any]) -> bytes:
 
 
 def find_pipe(path: Path) -> Path:
-    os.mkfifo(path)
+    make_named_pipe(path)
     return path
 
 

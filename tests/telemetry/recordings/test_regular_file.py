@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from pathlib import Path
 
 import pytest
 
 from kvscope_telemetry.recordings.regular_file import FollowedFile, hold_for_writing
+
+fcntl = pytest.importorskip("fcntl")
 
 
 def test_reader_that_checks_a_new_file_does_not_prevent_the_writer_from_locking_it(

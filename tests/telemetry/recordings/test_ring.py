@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import needs_unix
 from tests.simulated_engine.command import ROOT
 
 from kvscope_telemetry.errors import BadInput
@@ -336,6 +337,7 @@ print(engine.seq)
 """
 
 
+@needs_unix
 def test_ring_resumes_after_a_full_disk_and_keeps_what_was_written(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "ring")],

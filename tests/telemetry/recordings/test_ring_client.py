@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import needs_unix
 from tests.simulated_engine.command import ROOT
 
 from kvscope_telemetry.block_texts.block_texts import RecordedText
@@ -169,6 +169,7 @@ def test_folder_of_another_ring_is_left_alone(tmp_path: Path) -> None:
     folder.delete()
 
 
+@needs_unix
 def test_killed_ring_process_is_reported_and_its_data_stays(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
@@ -190,6 +191,7 @@ def test_full_disk_is_reported_and_the_ring_can_still_be_closed(tmp_path: Path, 
     session.advance(50)
     assert ring.flush(WAIT_S)
     assert not ring.pause
+    resource = pytest.importorskip("resource")
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.prlimit(ring.pid, resource.RLIMIT_FSIZE, (1_000, hard))
     while not ring.pause:
@@ -235,6 +237,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@needs_unix
 def test_recent_history_of_a_killed_session_contains_what_it_had_sent(tmp_path: Path) -> None:
     """A killed session cannot say goodbye; its ring has what it had sent, and is unlocked."""
     done = subprocess.run(
@@ -251,6 +254,7 @@ def test_recent_history_of_a_killed_session_contains_what_it_had_sent(tmp_path: 
     assert seqs == list(range(1, len(seqs) + 1))
 
 
+@needs_unix
 @pytest.mark.parametrize("most", [1, 7, 1 << 20])
 def test_all_parts_are_written_despite_short_writes(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     got = bytearray()

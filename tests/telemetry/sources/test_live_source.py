@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.processes import needs_unix, num_open_files, resident_bytes
 from tests.simulated_engine.command import COMMAND
 from tests.simulated_engine.server import SimulatedServer
 
@@ -220,6 +220,7 @@ def engine_process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+@needs_unix
 def test_suspended_engine_is_stale_and_correct_after_it_continues(
     make_endpoint: MakeEndpoint,
     engine_process: Callable[..., subprocess.Popen[str]],
@@ -463,10 +464,6 @@ def test_command_sent_right_before_close_arrives(make_endpoint: MakeEndpoint, se
     assert server.engine.seq > 0
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def test_reconnecting_leaks_nothing(
     amount: Amount, make_endpoint: MakeEndpoint, serve: Serve, assert_mirrors: AssertMirrors
 ) -> None:
@@ -478,17 +475,17 @@ def test_reconnecting_leaks_nothing(
 
     for _ in range(10):
         join()
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open_files()
     grown: list[int] = []
     for _ in range(6):
-        resident = _resident_bytes()
+        resident = resident_bytes()
         for _ in range(amount(50, 1000)):
             join()
         deadline = time.monotonic() + WAIT_S
-        while len(os.listdir("/proc/self/fd")) > before + 8:  # sockets on the server's side close slightly later
+        while num_open_files() > before + 8:  # sockets on the server's side close slightly later
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        grown.append(_resident_bytes() - resident)
+        grown.append(resident_bytes() - resident)
         if grown[-1] < 2 << 20:  # a leak would grow every time
             break
     assert grown[-1] < 2 << 20, grown
@@ -498,7 +495,7 @@ def test_reconnecting_leaks_nothing(
 
 
 def test_invalid_endpoint_or_key_is_refused_and_opens_nothing(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open_files()
     for endpoint in ("nonsense", "tcp://10.1.2.3:5600", "tcp://127.0.0.1:0"):
         with pytest.raises(BadInput):
             LiveSource(endpoint)
@@ -508,4 +505,4 @@ def test_invalid_endpoint_or_key_is_refused_and_opens_nothing(tmp_path: Path) ->
             path.write_text(content)
         with pytest.raises(BadInput, match="key"):
             LiveSource("tcp://127.0.0.1:5600", key=path)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert num_open_files() <= before

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from tests.processes import needs_unix, num_open_files
 from zmq.utils.monitor import recv_monitor_message
 
 from kvscope_telemetry.messages.commands import Command, Done, Failed, GetStatus
@@ -154,16 +154,17 @@ def test_silent_connections_do_not_lock_out_clients(
     monkeypatch.setattr(connections, "HANDSHAKE_S", 600.0)
     engine = start_engine(endpoint)
     assert engine.ask()
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open_files()
     with contextlib.ExitStack() as crowd:
         for _ in range(100):
             crowd.enter_context(connect(getattr(engine.sockets, name)))
         assert engine.ask()
-        wait_for(lambda: len(os.listdir("/proc/self/fd")) - before < 100 + 12)
-    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
+        wait_for(lambda: num_open_files() - before < 100 + 12)
+    wait_for(lambda: num_open_files() <= before + 2)
     assert engine.ask()
 
 
+@needs_unix
 def test_endless_message_closes_its_connection(
     start_engine: Callable[[str], AnsweringEngine], endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_message_of_ten_parts_is_answered_with_an_error(
     assert b"one message part" in said
 
 
+@needs_unix
 def test_endless_subscriptions_close_their_connection(start_engine: Callable[[str], AnsweringEngine]) -> None:
     engine = start_engine("tcp://127.0.0.1:0")
     with connect(engine.sockets.telemetry_endpoint) as bare:
@@ -243,6 +245,7 @@ def start_with_file_limits(folder: Path, soft: int, hard: int) -> str:
 
 
 def test_open_file_limit_is_raised_or_the_start_refused(folder: Path) -> None:
+    resource = pytest.importorskip("resource")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < 5_000:
         pytest.skip(f"this machine allows {hard} open files")

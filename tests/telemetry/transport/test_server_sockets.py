@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from tests.processes import make_named_pipe, needs_unix, num_open_files, resident_bytes
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.ledger import Ledger
@@ -145,10 +146,6 @@ def receive_until(subscriber: zmq.Socket[bytes], wanted: Callable[[TelemetryMess
 
 def is_frame(seq: int, message: TelemetryMessage) -> bool:
     return isinstance(message, Frame) and message.seq == seq
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -324,7 +321,7 @@ def test_close_sends_queued_messages(server: Server, peer: Peer) -> None:
 def test_opening_and_closing_leaks_no_files(folder: Path) -> None:
     def cycle() -> int:
         ServerSockets(f"ipc://{folder}/telemetry", on_command=print, heartbeat=lambda: None).close()
-        return len(os.listdir("/proc/self/fd"))
+        return num_open_files()
 
     cycle()
     before = cycle()
@@ -416,6 +413,7 @@ time.sleep(600)
 """
 
 
+@needs_unix
 def test_killed_engine_does_not_block_its_endpoint(folder: Path, peer: Peer) -> None:
     endpoint = f"ipc://{folder}/telemetry"
     with subprocess.Popen([sys.executable, "-c", HOLDER, endpoint], stdout=subprocess.PIPE) as holder:
@@ -433,6 +431,7 @@ def test_killed_engine_does_not_block_its_endpoint(folder: Path, peer: Peer) -> 
         server.sockets.close()
 
 
+@needs_unix
 def test_socket_directory_and_files_are_private(folder: Path) -> None:
     before = os.umask(0)
     try:
@@ -460,13 +459,17 @@ def test_deleted_lock_file_does_not_admit_a_second_engine(server: Server, peer: 
     assert ask(peer.dealer(server.sockets), encode(GetStatus(tag=5))) == Done(tag=5)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
+@needs_unix
+@pytest.mark.parametrize(
+    "make",
+    [make_named_pipe, os.mkdir, lambda path: os.symlink("elsewhere", path)],
+)
 def test_lock_that_is_no_regular_file_is_refused_in_one_line(folder: Path, make: Callable[[Path], None]) -> None:
     make(folder / "lock")
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open_files()
     with pytest.raises(BadInput, match=r"not accepted: .*lock"):
         Server(f"ipc://{folder}")
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert num_open_files() <= before
 
 
 def test_directory_in_a_parent_writable_by_others_is_refused(folder: Path) -> None:
@@ -480,6 +483,7 @@ def test_directory_in_a_parent_writable_by_others_is_refused(folder: Path) -> No
     Server(f"ipc://{folder}/open/kv").sockets.close()
 
 
+@needs_unix
 @pytest.mark.parametrize("path", ["/", "/etc", "/usr"])
 def test_system_directory_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: Path(path).stat().st_uid)
@@ -488,6 +492,7 @@ def test_system_directory_is_refused(path: str, monkeypatch: pytest.MonkeyPatch)
     assert not (Path(path) / "lock").exists()
 
 
+@needs_unix
 def test_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(BadInput, match="another user"):

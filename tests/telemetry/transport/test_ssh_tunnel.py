@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.processes import needs_unix
 from tests.telemetry.conftest import make_endpoint, serve
 
 from kvscope_telemetry.addresses import Address
@@ -141,6 +142,7 @@ def test_ssh_failure_is_shown_with_its_message(fake_ssh: FakeSsh, failure: str, 
         assert source.status.state is SourceState.CONNECTING
 
 
+@needs_unix
 def test_tunnel_ends_with_a_killed_process(
     fake_ssh: FakeSsh,
     serve: Callable,

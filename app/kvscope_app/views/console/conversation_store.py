@@ -24,6 +24,7 @@ import msgspec
 from kvscope_app.engine_launcher.process_identity import is_alive, own_identity
 from kvscope_app.sqlite_files import SqliteSchema, open_sqlite
 from kvscope_app.views.console.conversation import Conversation, Draft
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import KvscopeError
 
 FILE_NAME: Final = "conversations.sqlite3"
@@ -381,7 +382,7 @@ def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, C
 
 
 def mark_imported(path: Path) -> None:
-    path.replace(path.with_suffix(_SUFFIX + _IMPORTED_SUFFIX))
+    operating_system.rename(path, path.with_suffix(_SUFFIX + _IMPORTED_SUFFIX))
 
 
 def _read(path: Path) -> Conversation:

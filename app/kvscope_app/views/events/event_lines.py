@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.views.events.event_entries import why_text
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -64,7 +64,7 @@ class EventExport(QObject):
             self._num_written += len(events)
             if self._num_written < len(self._events):
                 return
-            os.replace(self._part, self._path)
+            operating_system.rename(self._part, self._path)
         except OSError as error:
             self._finish(f"not written: {error.strerror}")
             return

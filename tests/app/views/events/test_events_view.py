@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog, QLabel
 from tests.conftest import examples
+from tests.processes import make_named_pipe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -167,7 +167,7 @@ def test_export_to_an_unusable_path_is_reported(view, tmp_path, qtbot):
         pass
     assert "No such file" in view.count.text()
     pipe = tmp_path / "pipe.csv"
-    os.mkfifo(pipe)
+    make_named_pipe(pipe)
     with qtbot.waitSignal(view.export_to(str(pipe)).done):
         pass
     assert "it is a named pipe, not a file" in view.count.text()
