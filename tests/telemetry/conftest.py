@@ -26,7 +26,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.request_mirror import REQUEST_COLUMNS, equal_requests
-from kvscope_telemetry.operating_system import fcntl
+from kvscope_telemetry.operating_system import HAS_UNIX_SOCKETS, fcntl
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.transport.endpoints import endpoints
@@ -61,11 +61,11 @@ def _isolated_config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def make_endpoint() -> Iterator[Callable[[str], str]]:
-    """Function that returns an unused endpoint: `make_endpoint("ipc" or "tcp")`."""
+    """Function that returns an unused endpoint: `make_endpoint("ipc" or "tcp")`, tcp on Windows."""
     folders: list[str] = []
 
     def make(kind: str = "ipc") -> str:
-        if kind == "tcp":
+        if kind == "tcp" or not HAS_UNIX_SOCKETS:
             return f"tcp://127.0.0.1:{_free_port_pair()}"
         folders.append(tempfile.mkdtemp(prefix="kvscope-"))  # short: a socket path has 107 bytes at most
         return f"ipc://{folders[-1]}/telemetry"

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.processes import needs_unix
 
+from kvscope_telemetry.termination import END_SIGNALS
+
 BODY = """
 import os, signal, sys, time
 from contextlib import suppress
@@ -25,7 +27,7 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", BODY + body], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", [number.name for number in END_SIGNALS[1:]])
 def test_signal_runs_cleanup_and_sets_the_exit_code(name: str) -> None:
     done = run(f"""
 with exiting_on_signals():

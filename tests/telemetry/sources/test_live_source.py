@@ -38,6 +38,7 @@ from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.messages.wire import decode_telemetry, encode
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.transport.host_id import host_id
 
 WAIT_S = 60.0
 
@@ -88,7 +89,7 @@ def test_late_source_mirrors_the_engine(
     assert early.status.frames_dropped == late.status.frames_dropped == 0
     assert early.status.resyncs == 0
     _wait_for_state(early, SourceState.LIVE)
-    assert early.status.latency_ns >= 0
+    assert early.status.latency_ns >= 0 or not host_id()  # without an id of the boot, clocks are not compared
 
 
 def test_source_opened_before_the_engine_mirrors_it(
