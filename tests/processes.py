@@ -9,6 +9,10 @@ from typing import Final
 import psutil
 import pytest
 
+from kvscope_telemetry.operating_system import fcntl
+
+RUNS_ENGINE: Final = fcntl is not None
+"""Whether the engine can be imported on this system. It needs Linux."""
 needs_unix: Final = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs signals, users or file modes of Unix")
 
 

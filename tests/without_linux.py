@@ -18,7 +18,6 @@ import multiprocessing.connection
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -47,11 +46,13 @@ _USES_THE_ORIGINALS: Final = (
 _STANDARD_LIBRARY: Final = (os.path.dirname(os.__file__) + os.sep, "<frozen")
 
 OURS: Final = ("kvscope_app", "kvscope_telemetry")
+UNBLOCKED: Final = ("kvscope_engine", "warm_server")
+"""Words of commands that run engines, or fork."""
 SITE_CUSTOMIZE: Final = f"""
 import sys
 
 command = " ".join(sys.orig_argv)
-if any(name in command for name in {OURS}) and "kvscope_engine" not in command:
+if any(name in command for name in {OURS}) and not any(name in command for name in {UNBLOCKED}):
     import tests.without_linux
 """
 """Run by each Python that starts with its folder in PYTHONPATH."""
@@ -64,18 +65,14 @@ class _Blocker(importlib.abc.MetaPathFinder):
 
 
 def _msvcrt() -> ModuleType:
-    """Return an imitation of `msvcrt` with locks of one byte that are held by an open file, as on Windows."""
+    """Return an imitation of `msvcrt` with locks that are held by an open file, as on Windows."""
     module = ModuleType("msvcrt")
     module.LK_LOCK, module.LK_NBLCK, module.LK_UNLCK = 1, 2, 0  # type: ignore[attr-defined]
-    lock, shared, exclusive, unlock = fcntl.F_OFD_SETLK, fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK
-    call, get_flags = fcntl.fcntl, fcntl.F_GETFL
+    flock, exclusive, unlock = fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
 
     def locking(descriptor: int, mode: int, num_bytes: int) -> None:
-        is_read_only = call(descriptor, get_flags) & os.O_ACCMODE == os.O_RDONLY  # Windows locks such files, too
-        kind = unlock if mode == 0 else shared if is_read_only else exclusive
-        offset = os.lseek(descriptor, 0, os.SEEK_CUR)
         try:
-            call(descriptor, lock, struct.pack("hhqqi4x", kind, os.SEEK_SET, offset, num_bytes, 0))
+            flock(descriptor, unlock if mode == 0 else exclusive)
         except BlockingIOError:
             raise PermissionError(errno.EACCES, "Permission denied") from None
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from PySide6.QtWidgets import QWidget
 from shiboken6 import isValid
+from tests.processes import RUNS_ENGINE
 
 from kvscope_app.planning.plan_dialog import PlanDialog
 from kvscope_app.planning.plan_process import PlanProcess
@@ -195,6 +196,7 @@ def test_child_process_that_cannot_be_started_is_reported(qtbot):
     dialog.close()
 
 
+@pytest.mark.skipif(not RUNS_ENGINE, reason="compares with the engine's command")
 def test_form_values_become_options_of_the_plan_command(make_dialog):
     from kvscope_engine.cli.main import build_parser
 
