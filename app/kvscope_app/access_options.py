@@ -11,7 +11,11 @@ from typing import Final
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, each_rank, read_api_key
 from kvscope_telemetry.collectors.external_engines import each_engine
 from kvscope_telemetry.credentials.api_keys import read_api_keys
+from kvscope_telemetry.discovery.places import find_in_place, is_place
 from kvscope_telemetry.errors import BadInput
+
+MAX_PODS: Final = 8
+"""Maximum number of pods that one address may open."""
 
 
 def parse_addresses(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:
@@ -27,12 +31,30 @@ def parse_addresses(args: argparse.Namespace, texts: Sequence[str], option: str)
             f"--kv-events {args.kv_events} works with one {option}; with several, put it into each "
             "address: vllm://HOST:PORT/?kv_events=tcp://HOST:PORT"
         )
-    texts = [each for text in texts for each in each_rank(text)]
+    texts = [each for text in texts for pod in _pods_of(text) for each in each_rank(pod)]
     api_key = read_api_key(args.api_key_file) if texts else ""
     addresses = tuple(_with_access(Address(text), args, api_key) for text in texts)
     _check_applicable(args, addresses)
     for address in addresses:
         address.check()
+    return addresses
+
+
+def _pods_of(text: str) -> list[str]:
+    """Return the addresses of the pods that a k8s:// address selects; other addresses are returned unchanged.
+
+    Raises BadInput if there are none, or too many to open all.
+    """
+    if not (Address(text).is_pod and is_place(text)):
+        return [text]
+    addresses = [found.address for found in find_in_place(text)]
+    if not addresses:
+        raise BadInput(f"address {text!r} is not accepted: no pod with an engine is selected")
+    if len(addresses) > MAX_PODS:
+        raise BadInput(
+            f"address {text!r} is not accepted: it selects {len(addresses)} pods, at most {MAX_PODS} are opened; use "
+            "`kvscope fleet`, or ?pod=NAME"
+        )
     return addresses
 
 

@@ -4,6 +4,7 @@
     ssh://[USER@]HOST[:PORT][/ENDPOINT]         kvscope's own engine on another machine, through OpenSSH
     vllm://HOST:PORT, sglang://HOST:PORT, ...    external engines (`external_engines.py`), by their HTTP server
     prometheus://HOST:PORT?job=JOB              an engine that a Prometheus server scrapes
+    k8s://NAMESPACE/SELECTOR?pod=NAME&...       an external engine in a pod, through kubectl
 
 The module of an external engine's source is imported when such a source is opened. Secrets appear in no repr and in no
 name.
@@ -30,11 +31,13 @@ from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SYNTAX, require_ssh
 
 if TYPE_CHECKING:
     from kvscope_telemetry.collectors.external_address import ExternalAddress
+    from kvscope_telemetry.collectors.kubernetes.pod_address import PodAddress
     from kvscope_telemetry.collectors.own_api import OwnApi
     from kvscope_telemetry.collectors.prometheus.prometheus_address import PrometheusAddress
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
 PROMETHEUS: Final = "prometheus"
+KUBERNETES: Final = "k8s"
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 """Environment variable with the API key, used if no key file is given.
 
@@ -44,7 +47,10 @@ There is no command-line option for the key itself, because other users of the m
 
 def accepted_addresses() -> str:
     engines = each_engine("{scheme}://HOST:PORT")
-    return f"ipc:///DIR, tcp://HOST:PORT, {SYNTAX}, {PROMETHEUS}://HOST:PORT?job=JOB, {engines}"
+    return (
+        f"ipc:///DIR, tcp://HOST:PORT, {SYNTAX}, {PROMETHEUS}://HOST:PORT?job=JOB, {KUBERNETES}://NAMESPACE/SELECTOR, "
+        f"{engines}"
+    )
 
 
 class WatchedSource(Source, Protocol):
@@ -96,12 +102,16 @@ class Address:
 
     @property
     def is_external(self) -> bool:
-        """Whether an HTTP server is asked: that of an external engine, or Prometheus."""
-        return find_engine(self.scheme) is not None or self.is_prometheus
+        """Whether an HTTP server is asked: that of an external engine, also in a pod, or Prometheus."""
+        return find_engine(self.scheme) is not None or self.is_prometheus or self.is_pod
 
     @property
     def is_prometheus(self) -> bool:
         return self.scheme == PROMETHEUS
+
+    @property
+    def is_pod(self) -> bool:
+        return self.scheme == KUBERNETES
 
     def check(self) -> None:
         """Raise BadInput if the address cannot be opened. Makes no connection.
@@ -112,6 +122,8 @@ class Address:
             self._check_options_of_external()
             if self.is_prometheus:
                 prometheus_address(self)
+            elif self.is_pod:
+                pod_address(self)
             else:
                 external_address(self)
         elif self.scheme in OWN_SCHEMES:
@@ -134,6 +146,10 @@ class Address:
             from kvscope_telemetry.collectors.prometheus.prometheus_source import PrometheusSource
 
             return PrometheusSource(prometheus_address(self), past_s=past_s, sink=sink)
+        if self.is_pod:
+            from kvscope_telemetry.collectors.kubernetes.pod_source import open_pod
+
+            return open_pod(pod_address(self), api_key=self.api_key, sink=sink)
         if not self.is_external:
             return LiveSource(self.text, key=self.key, sink=sink, make_prompt_api=self._own_api)
         if self._publishes_slots:
@@ -167,7 +183,7 @@ class Address:
                 raise BadInput(f"{name} is for {engines}, and does not go with {self.text}")
 
     def _check_options_of_external(self) -> None:
-        if self.kv_events and (self._publishes_slots or self.is_prometheus):
+        if self.kv_events and (self._publishes_slots or self.is_prometheus or self.is_pod):
             engines = each_engine("{scheme}://", "and", with_events=True)
             raise BadInput(f"--kv-events is for {engines}, and does not go with {self.text}")
         if self.key is not None:
@@ -258,6 +274,12 @@ def prometheus_address(address: Address) -> PrometheusAddress:
         ca="" if address.ca_file is None else str(address.ca_file.expanduser()),
         api_key_over_http=address.api_key_over_http,
     )
+
+
+def pod_address(address: Address) -> PodAddress:
+    from kvscope_telemetry.collectors.kubernetes.pod_address import PodAddress
+
+    return PodAddress.parse(address.text)
 
 
 def _hint(address: Address) -> str:

@@ -55,6 +55,10 @@ class ExternalAddress(ServerAddress):
     """Path of a tokenizer.json or its directory, or the name of a model; empty for the name of the served model."""
     kv_unified: str = ""
     """Whether the slots of a llama.cpp server share one KV cache (`--kv-unified`): "1" or "0"; empty if unknown."""
+    is_forwarded: bool = False
+    """Whether only the port of the HTTP server is forwarded to this host. Other ports here are those of other programs,
+    so that the KV events that the server reports cannot be received.
+    """
 
     @classmethod
     def parse(

@@ -45,6 +45,8 @@ class ExternalEngine:
     """Default port of the engine's HTTP server."""
     owned_by: str = ""
     """Owner of the models in the server's list of models (`/v1/models`), if it is not the scheme."""
+    program_names: tuple[str, ...] = ()
+    """Words in a container's image or command by which the engine is recognized."""
     events_option: str = ""
     """Command-line option, as the user types it, with which the engine's server publishes KV events."""
     from_inside: str = ""

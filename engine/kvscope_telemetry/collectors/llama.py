@@ -51,6 +51,7 @@ LLAMA_CPP: Final = ExternalEngine(
     scheme="llama",
     name=_NAME,
     port=8080,
+    program_names=("llama.cpp", "llama-server", "llamacpp"),
     owned_by="llamacpp",
     how_to_attach=(
         "Host and port of llama-server. It reports slots unless it was started with --no-slots, and waiting requests "

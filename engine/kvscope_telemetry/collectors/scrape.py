@@ -190,7 +190,7 @@ def reachable(facts: ServerFacts, address: ExternalAddress) -> ServerFacts:
     """Return `facts` with the endpoints that the server binds replaced by those to which kvscope connects;
     empty if that is impossible.
     """
-    kv_events = _endpoint(facts.kv_events, address)
+    kv_events = "" if address.is_forwarded else _endpoint(facts.kv_events, address)
     if not kv_events:
         return replace(facts, kv_events="", replay="", topic="")
     return replace(facts, kv_events=kv_events, replay=_endpoint(facts.replay, address))

@@ -154,6 +154,7 @@ SGLANG: Final = ExternalEngine(
     scheme=_SCHEME,
     name=_NAME,
     port=30000,
+    program_names=("sglang",),
     from_inside="start it by `kvscope inside python -m sglang.launch_server …`, with kvscope installed beside it",
     events_option="""--kv-events-config '{"publisher": "zmq", "endpoint": "tcp://*:5557"}'""",
     how_to_attach="Host and port of its HTTP server, started with enable-metrics. Blocks are visible if it publishes "

@@ -137,6 +137,7 @@ VLLM: Final = ExternalEngine(
     scheme=_SCHEME,
     name="vLLM",
     port=8000,
+    program_names=("vllm",),
     from_inside="start it by `kvscope inside vllm serve MODEL`, with kvscope installed beside it",
     events_option="""--kv-events-config '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}'""",
     how_to_attach="Host and port of its HTTP server. Blocks are visible if it publishes KV events (its option "

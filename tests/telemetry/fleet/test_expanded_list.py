@@ -10,7 +10,7 @@ from tests.telemetry.collectors.pages import VllmPage, sglang_page
 from tests.telemetry.collectors.prometheus.fake_prometheus import FakePrometheus
 
 from kvscope_telemetry.discovery.places import find_in_place
-from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.expanded_list import AddressText, ExpandedText
 from kvscope_telemetry.fleet.fleet_list import parse_list
 
@@ -51,12 +51,19 @@ def test_place_in_a_list_is_replaced_by_its_engines(fake: FakePrometheus) -> Non
     ]
 
 
-def test_place_that_does_not_answer_and_one_engine_of_a_place_stay_as_they_are(fake: FakePrometheus) -> None:
+def test_engines_of_a_place_remain_while_it_does_not_answer(fake: FakePrometheus) -> None:
+    text = ExpandedText(AddressText([f"prometheus://127.0.0.1:{fake.port}"]))
+    lines = text.read(threading.Event())
     fake.is_failing = True
-    lines = [f"prometheus://127.0.0.1:{fake.port}", f"prometheus://127.0.0.1:{fake.port}?job=vllm&instance=gpu1:8000"]
-    assert expanded(*lines) == lines
-    with pytest.raises(KvscopeError, match="HTTP 503"):
-        find_in_place(lines[0])
+    assert text.read(threading.Event()) == lines
+    with pytest.raises(BadInput, match=f"prometheus://127.0.0.1:{fake.port}: .* HTTP 503"):
+        expanded(f"prometheus://127.0.0.1:{fake.port}")
+
+
+def test_address_of_one_engine_in_a_place_stays_as_it_is(fake: FakePrometheus) -> None:
+    line = f"prometheus://127.0.0.1:{fake.port}?job=vllm&instance=gpu1:8000"
+    assert expanded(line) == [line]
+    assert fake.num_queries == 0
 
 
 def test_other_addresses_are_no_places() -> None:
