@@ -27,7 +27,8 @@ from kvscope_telemetry.transport.connections import NO_KEY
 TIMEOUT_S: Final = 2.0
 """Time in seconds within which an engine must say what it is."""
 MAX_SOCKETS: Final = 64
-LOCAL_PORT: Final = DEFAULT_PORT
+LOCAL_PORTS: Final = (DEFAULT_PORT, DEFAULT_PORT + 10)
+"""Default ports of an engine and of kvscope's plugin on systems without Unix sockets."""
 _SOCKET: Final = "telemetry"
 _FOLDERS: Final = "kvscope*"
 _CONNECT_S: Final = 0.5
@@ -39,12 +40,11 @@ _DEVICES: Final = "devices"
 def own_endpoints() -> list[str]:
     """Return the endpoints of this machine at which a program listens, in a fixed order, at most `MAX_SOCKETS`.
 
-    Besides `ipc://` sockets, the default port for engines without Unix sockets is tried.
+    Besides `ipc://` sockets, `LOCAL_PORTS` are tried.
     """
     paths = {path.parent.resolve() for path in _telemetry_sockets() if _accepts(path)}
     endpoints = [f"ipc://{folder}/{_SOCKET}" for folder in sorted(paths)]
-    if _is_port_open("127.0.0.1", LOCAL_PORT):
-        endpoints.append(f"tcp://127.0.0.1:{LOCAL_PORT}")
+    endpoints += [f"tcp://127.0.0.1:{port}" for port in LOCAL_PORTS if _is_port_open(port)]
     return endpoints[:MAX_SOCKETS]
 
 
@@ -107,9 +107,9 @@ def _accepts(path: Path) -> bool:
     return True
 
 
-def _is_port_open(host: str, port: int) -> bool:
+def _is_port_open(port: int) -> bool:
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_S).close()
     except OSError:
         return False
     return True

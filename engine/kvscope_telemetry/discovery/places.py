@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.addresses import Address, pod_address, prometheus_address
-from kvscope_telemetry.collectors.prometheus.prometheus_address import INSTANCE
 from kvscope_telemetry.discovery.found_engine import FoundEngine
 from kvscope_telemetry.errors import BadInput
 
@@ -18,7 +17,7 @@ _LOOKBACK_S: Final = 300
 def is_place(text: str) -> bool:
     """Whether the address `text` may stand for several engines."""
     address = Address(text)
-    return (address.is_prometheus and f"{INSTANCE}=" not in text) or (address.is_pod and "pod=" not in text)
+    return (address.is_prometheus and "instance=" not in text) or (address.is_pod and "pod=" not in text)
 
 
 def find_in_place(text: str, *, api_key: str = "", ca_file: Path | None = None) -> tuple[FoundEngine, ...]:
@@ -32,6 +31,7 @@ def find_in_place(text: str, *, api_key: str = "", ca_file: Path | None = None) 
         return _pods(text)
     if not Address(text).is_prometheus:
         raise BadInput(f"address {text!r} is not accepted: {PLACES}")
+    from kvscope_telemetry.collectors.prometheus.prometheus_address import INSTANCE
     from kvscope_telemetry.collectors.prometheus.prometheus_client import PrometheusClient
 
     address = prometheus_address(Address(text, api_key=api_key, ca_file=ca_file, tls=ca_file is not None))

@@ -28,7 +28,8 @@ _NEW_ENGINE_TEXT: Final = "Another engine"
 _SIZE: Final = (640, 330)
 _HOW_TO_ATTACH: Final = (
     "Its endpoint: ipc:///DIR/telemetry on this machine, tcp://HOST:PORT with a key file made there by "
-    "kvscope-engine keys new NAME, or ssh://HOST, which needs no key file."
+    "kvscope-engine keys new NAME, or ssh://HOST, which needs no key file. Also accepted: an engine in Prometheus, "
+    "prometheus://HOST:9090?job=JOB."
 )
 
 

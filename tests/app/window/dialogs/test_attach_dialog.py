@@ -277,3 +277,11 @@ def test_search_that_finds_nothing_says_so_and_can_be_repeated(open_dialog, qtbo
     monkeypatch.setattr(found_engines, "find_local_engines", lambda: FOUND)
     driver.click_button(dialog, "Search Again")
     qtbot.waitUntil(driver.only_child(dialog, QListWidget).isVisible, timeout=60_000)
+
+
+def test_engine_in_prometheus_can_be_attached(open_dialog, opened_addresses):
+    dialog = open_dialog()
+    dialog.fields.address_line.setText("prometheus://box:9090?job=vllm")
+    driver.click_button(dialog, "Attach")
+    assert opened_addresses == [("prometheus://box:9090?job=vllm", None)]
+    assert read_connections() == [Connection("prometheus://box:9090?job=vllm")]
