@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from math import log
 
 from kvscope_engine.analysis.analysis_report import PromptAnalysis
 from kvscope_engine.analysis.analysis_text import difference_text, note_lines, one_line, percent, summary_lines
@@ -38,11 +39,12 @@ def analysis_page(analysis: PromptAnalysis) -> str:
 
 
 def _curve(analysis: PromptAnalysis) -> str:
-    """Draw hit rate against pool size. The dashed line is the hit rate without evictions."""
-    largest, plot_height = max(pool.num_blocks for pool in analysis.pools), _HEIGHT - TOP - BOTTOM
+    """Draw hit rate against pool size, on a logarithmic axis. The dashed line is the hit rate without evictions."""
+    smallest, largest = analysis.pools[0].num_blocks, analysis.pools[-1].num_blocks
+    plot_height = _HEIGHT - TOP - BOTTOM
 
-    def x(num_blocks: float) -> float:
-        return LEFT + PLOT_WIDTH * num_blocks / largest
+    def x(num_blocks: int) -> float:
+        return LEFT + PLOT_WIDTH * (log(num_blocks / smallest) / log(largest / smallest) if largest > smallest else 1.0)
 
     def y(share: float) -> float:
         return TOP + plot_height * (1 - share)
@@ -53,11 +55,10 @@ def _curve(analysis: PromptAnalysis) -> str:
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>'
             f'<text class="label end" x="{LEFT - 6}" y="{y(share) + 4:.1f}">{share:.0%}</text>'
         )
-    for part in range(1, 5):
-        num_blocks = largest * part / 4
+    for pool in analysis.pools[1:]:
         parts.append(
-            f'<text class="label end" x="{x(num_blocks):.1f}" y="{_HEIGHT - 6}">'
-            f"{escape(number_text(num_blocks))} blocks</text>"
+            f'<text class="label end" x="{x(pool.num_blocks):.1f}" y="{_HEIGHT - 6}">'
+            f"{escape(number_text(pool.num_blocks))} blocks</text>"
         )
     points = " ".join(f"{x(pool.num_blocks):.1f},{y(pool.hit_rate):.1f}" for pool in analysis.pools)
     limit = y(analysis.unbounded_hit_rate)
@@ -66,7 +67,8 @@ def _curve(analysis: PromptAnalysis) -> str:
         f'<line class="curve" stroke-dasharray="4 4" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{limit:.1f}"'
         f' y2="{limit:.1f}"/></g>'
     )
-    return svg(_HEIGHT, "Hit rate against the size of the pool", "".join(parts))
+    drawing = svg(_HEIGHT, "Hit rate against the size of the pool", "".join(parts))
+    return f'{drawing}<p class="soft">Dashed: if nothing is ever evicted. The axis of sizes is logarithmic.</p>'
 
 
 def _pools(analysis: PromptAnalysis) -> str:

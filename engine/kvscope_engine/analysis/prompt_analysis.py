@@ -107,7 +107,7 @@ def analyze_file(
     num_tokens, known = log.num_tokens, log.known_units() * log.unit
     total = max(1, int(num_tokens.sum()))
     prefixes = largest_prefixes(shared_prefixes(log, size), _MAX_PREFIXES, _MIN_SAVED * total)
-    num_distinct = len({hash_ for hashes in log.block_hashes(size) for hash_ in hashes.tolist()})
+    num_distinct = len(np.unique(np.concatenate(list(log.block_hashes(size)))))
     pools = _pool_sizes(options, num_tokens, size, num_distinct)
     texts = _Texts(file, encoder, {log.keys[prefix.example] for _, prefix in prefixes} | _example_keys(reading))
     return PromptAnalysis(
