@@ -42,6 +42,11 @@ class BlockChains:
         """Whether the request's blocks were recorded after it had ended."""
         return (epoch, number) in self._completed
 
+    def add_complete(self, epoch: int, number: int, hashes: Hashes) -> None:
+        """Add the hashes of a request that has ended, as recorded before."""
+        self._store((epoch, number), hashes)
+        self._completed.add((epoch, number))
+
     def record(self, mirror: Mirror, number: int) -> None:
         """Record the blocks of request `number` in `mirror`, which must be the engine's current state."""
         row = mirror.requests.row_of(number)

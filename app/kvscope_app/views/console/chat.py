@@ -19,6 +19,7 @@ from kvscope_app.views.console.answer_requests import answer_requests
 from kvscope_app.views.console.attachments import Attachment
 from kvscope_app.views.console.chat_answer import AnswerPhase, ChatAnswer
 from kvscope_app.views.console.conversation import (
+    BlockHashes,
     Conversation,
     Draft,
     Message,
@@ -246,6 +247,11 @@ class Chat(QObject):
             self.notified.emit(str(error))
         if answers:
             self.answer_changed.emit(conversation.key)
+
+    def store_blocks(self, conversation: Conversation, answer: Message, blocks: BlockHashes) -> None:
+        """Store the hashes of an answer's blocks, which changes neither its text nor the time of the last change."""
+        answer.block_hashes = blocks
+        self._saver.mark_answer_changed(conversation)
 
     def is_written_elsewhere(self, conversation: Conversation) -> bool:
         """Whether another window is writing an answer in this conversation. The answer's text appears here when it is

@@ -67,6 +67,15 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.num_prompt_tokens + self.num_tokens
 
 
+class BlockHashes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Hashes of the blocks of an answer's request."""
+
+    num_earlier: int = 0
+    """Number of leading blocks that the previous answer has, too, and which are stored with it."""
+    own: bytes = b""
+    """Hashes of the other blocks, 8 bytes each, little-endian."""
+
+
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One version of a prompt or answer. `note` describes the ending for the user."""
 
@@ -95,6 +104,8 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Time when the prompt was sent, also for its answer, in seconds since 1970; 0 if unknown."""
     batch: str = ""
     """Identifier that is common to the answers requested together, side by side; "" for a single answer."""
+    block_hashes: BlockHashes | None = None
+    """Blocks of an answer's request; None if they are unknown."""
     tool_calls: list[ToolCall] = []
     """Functions that an answer calls."""
     tool_results: list[ToolResult] = []

@@ -102,8 +102,11 @@ def no_blocks(reason: str) -> TurnBlocks:
     return TurnBlocks(np.empty(0, np.uint8), np.empty(0, np.int64), reason=reason)
 
 
-def why_unknown(mirror: Mirror, stats: AnswerStats) -> str:
-    """Return why the blocks of an answer's request are unknown in `mirror`, or "" if they may be known."""
+def why_unknown(mirror: Mirror, stats: AnswerStats, *, is_recorded: bool = False) -> str:
+    """Return why the blocks of an answer's request are unknown in `mirror`, or "" if they may be known.
+
+    `is_recorded`: their hashes are known, and `mirror` is the current state, which need not have the request then.
+    """
     if mirror.hello is None:
         return "Blocks are unknown: no engine is connected"
     if missing := why_no_requests(mirror.capabilities):
@@ -112,13 +115,19 @@ def why_unknown(mirror: Mirror, stats: AnswerStats) -> str:
         return "Blocks are unknown: the engine has not reported this request"
     if stats.epoch != mirror.epoch:
         return "Blocks are unknown: the engine was restarted since"
-    if mirror.requests.row_of(stats.number) is None:
+    if not is_recorded and mirror.requests.row_of(stats.number) is None:
         return "Blocks are unknown: the engine state shown does not include this request"
     return ""
 
 
 def turn_blocks(
-    mirror: Mirror, stats: AnswerStats, chains: BlockChains, index: HashIndex, previous: AnswerStats | None
+    mirror: Mirror,
+    stats: AnswerStats,
+    chains: BlockChains,
+    index: HashIndex,
+    previous: AnswerStats | None,
+    *,
+    is_live: bool = False,
 ) -> TurnBlocks:
     """Return the blocks of an answer's request in `mirror`.
 
@@ -128,11 +137,17 @@ def turn_blocks(
         chains: Recorded hashes.
         index: Rows in `mirror` of at least the hashes recorded for the answer.
         previous: Statistics of the previous answer, None if there is none.
+        is_live: Whether `mirror` is the current state.
     """
-    row = mirror.requests.row_of(stats.number)
-    if (reason := why_unknown(mirror, stats)) or row is None or mirror.hello is None:
+    row, hashes = mirror.requests.row_of(stats.number), chains.get(stats.epoch, stats.number)
+    reason = why_unknown(mirror, stats, is_recorded=is_live and hashes is not None)
+    if reason or mirror.hello is None:
         return no_blocks(reason)
-    hashes, group = chains.get(stats.epoch, stats.number), tree_group(mirror.hello.cache)
+    group = tree_group(mirror.hello.cache)
+    earlier = chains.get(previous.epoch, previous.number) if previous is not None else None
+    if row is None:
+        assert hashes is not None, "otherwise, there is a reason"
+        return _blocks_without_request(mirror, stats, index, hashes, num_equal_blocks(hashes, earlier))
     block_size = mirror.hello.cache.block_sizes[group]
     table = mirror.requests.table(stats.number, group)
     if table.size:
@@ -147,13 +162,32 @@ def turn_blocks(
         return no_blocks("Blocks are unknown: they were not observed before the request ended")
     was_admitted = mirror.requests.state[row] != RequestState.WAITING
     num_reused = int(mirror.requests.num_cached_tokens[row]) // block_size
-    earlier = chains.get(previous.epoch, previous.number) if previous is not None else None
     return TurnBlocks(
         states=states,
         rows=rows,
         block_size=block_size,
         num_reused=min(num_reused, rows.size) if was_admitted and mirror.hello.cache.prefix_caching else None,
         num_earlier=min(num_equal_blocks(hashes, earlier), rows.size),
+    )
+
+
+def _blocks_without_request(
+    mirror: Mirror, stats: AnswerStats, index: HashIndex, hashes: Hashes, num_earlier: int
+) -> TurnBlocks:
+    """Return the blocks of a request that has ended and is not in `mirror`, because it ended before the desktop was
+    connected.
+    """
+    assert mirror.hello is not None, "a request is known only once there is an engine"
+    block_size = mirror.hello.cache.block_sizes[tree_group(mirror.hello.cache)]
+    num_computed = max(stats.context_tokens - 1, 0)  # the last token was generated and not computed
+    rows, states = _blocks_by_hash(mirror, index, hashes, num_computed, block_size)
+    num_reused = min(stats.num_cached_tokens // block_size, rows.size) if mirror.hello.cache.prefix_caching else None
+    return TurnBlocks(
+        states=states,
+        rows=rows,
+        block_size=block_size,
+        num_reused=num_reused,
+        num_earlier=min(num_earlier, rows.size),
     )
 
 

@@ -16,9 +16,10 @@ from kvscope_app.session.session import Session
 from kvscope_app.session.session_selection import BlockComparison
 from kvscope_app.views.console.block_chains import BlockChains, Hashes, HashIndex, tree_group
 from kvscope_app.views.console.chat import Chat
-from kvscope_app.views.console.conversation import AnswerStats, Conversation, Message, omitted_keys
+from kvscope_app.views.console.conversation import AnswerStats, Conversation, Message
 from kvscope_app.views.console.message_card import MessageCard
 from kvscope_app.views.console.prefix_break import PrefixBreak, TurnRequest, edit_offset, find_break
+from kvscope_app.views.console.stored_hashes import previous_answer, restore_hashes, to_stored
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_app.views.console.turn_blocks import TurnBlocks, no_blocks, turn_blocks, why_unknown
 from kvscope_app.views.visibility import is_on_screen
@@ -37,8 +38,10 @@ class TurnCache(QObject):
         super().__init__(parent)
         self._session, self._chat, self._transcript = session, chat, transcript
         self._chains = BlockChains()
-        self._unrecorded: set[tuple[int, int]] = set()
-        """Epoch and number of each request whose blocks are not completely recorded yet."""
+        self._unrecorded: dict[tuple[int, int], tuple[Conversation, Message]] = {}
+        """Answer of each request whose blocks are not completely recorded yet, by epoch and number of the request."""
+        self._restored: tuple[str, int | None] = ("", None)
+        """Conversation and epoch for which stored hashes were restored."""
         self._conversation: Conversation | None = None
         self._shown_state: tuple[object, ...] = ()
         self._blocks: dict[str, TurnBlocks] = {}
@@ -75,26 +78,37 @@ class TurnCache(QObject):
 
     def _record(self) -> None:
         mirror = self._session.live_mirror
-        shown = [card.message.stats for card in self._transcript.cards]
-        for stats in shown:
-            self._add_unrecorded(stats)
-        for key in list(self._unrecorded):
+        if self._conversation is not None:
+            if self._restored != (self._conversation.key, mirror.epoch) and mirror.epoch is not None:
+                self._restored = (self._conversation.key, mirror.epoch)
+                restore_hashes(self._conversation, mirror.epoch, self._chains)
+            for card in self._transcript.cards:
+                self._add_unrecorded(self._conversation, card.message)
+        for key, (conversation, answer) in list(self._unrecorded.items()):
             epoch, number = key
             row = mirror.requests.row_of(number) if epoch == mirror.epoch else None
             if row is not None:
                 self._chains.record(mirror, number)
             if row is None or mirror.requests.state[row] == RequestState.FINISHED:
-                self._unrecorded.discard(key)
+                del self._unrecorded[key]
+                self._store(conversation, answer)
+
+    def _store(self, conversation: Conversation, answer: Message) -> None:
+        hashes = self._hashes_of(answer)
+        if hashes is not None and answer.block_hashes is None and answer in conversation.messages:
+            previous = previous_answer(conversation.path_to(answer.key), answer)
+            earlier = None if previous is None else self._hashes_of(previous)
+            self._chat.store_blocks(conversation, answer, to_stored(hashes, earlier))
 
     def _on_answer_changed(self, key: str) -> None:
         for answer in self._chat.answers_of(key):
-            self._add_unrecorded(answer.message.stats)
+            self._add_unrecorded(answer.conversation, answer.message)
 
-    def _add_unrecorded(self, stats: AnswerStats) -> None:
-        mirror = self._session.live_mirror
+    def _add_unrecorded(self, conversation: Conversation, answer: Message) -> None:
+        mirror, stats = self._session.live_mirror, answer.stats
         is_known = stats.number and stats.epoch == mirror.epoch and mirror.requests.row_of(stats.number) is not None
         if is_known and not self._chains.is_complete(stats.epoch, stats.number):
-            self._unrecorded.add((stats.epoch, stats.number))
+            self._unrecorded[stats.epoch, stats.number] = (conversation, answer)
 
     def _show(self, mirror: Mirror, conversation: Conversation) -> None:
         answers = [card.message for card in self._transcript.cards if card.message.role == "assistant"]
@@ -105,7 +119,7 @@ class TurnCache(QObject):
         for card in self._transcript.cards:
             if card.message.role == "assistant":
                 path = shown_path if card.message in shown_path else conversation.path_to(card.message.key)
-                previous = _previous_answer(path, card.message)
+                previous = previous_answer(path, card.message)
                 self._show_blocks(card, mirror, index, previous)
                 breaks |= self._break_of(card.message, path, previous, conversation)
         self._show_reasons_once()
@@ -122,7 +136,9 @@ class TurnCache(QObject):
         elif not stats.number and not stats.num_prompt_tokens:
             blocks = no_blocks("")  # not accepted, so that there was no request
         else:
-            blocks = turn_blocks(mirror, stats, self._chains, index, None if previous is None else previous.stats)
+            is_live = mirror is self._session.live_mirror
+            before = None if previous is None else previous.stats
+            blocks = turn_blocks(mirror, stats, self._chains, index, before, is_live=is_live)
         self._blocks[card.message.key] = blocks
 
     def _show_reasons_once(self) -> None:
@@ -235,13 +251,6 @@ class TurnCache(QObject):
         rows = selection.highlighted_rows
         if blocks is not None and (rows is None or not np.array_equal(rows, blocks.own_rows)):
             self._selected_answer = ""
-
-
-def _previous_answer(path: Sequence[Message], answer: Message) -> Message | None:
-    """Return the newest answer before `answer` that is part of its prompt."""
-    before = path[: path.index(answer)]
-    omitted = omitted_keys(before)
-    return next((m for m in reversed(before) if m.stats.num_prompt_tokens and m.key not in omitted), None)
 
 
 def _earlier_version(conversation: Conversation, prompt: Message, answer: Message) -> Message | None:

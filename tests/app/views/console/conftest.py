@@ -62,16 +62,16 @@ class ConsoleDriver:
 
 @pytest.fixture
 def make_console(engine, session, qtbot, tmp_path):
-    def make():
-        view = ConsoleView(session, folder=tmp_path / "conversations")
+    def make(shown_session=session):
+        view = ConsoleView(shown_session, folder=tmp_path / "conversations")
         qtbot.addWidget(view)
         view.resize(420, 560)
         view.apply_theme(THEMES["dark"])
         with qtbot.waitActive(view):  # shortcuts work only in an active window
             view.show()
             view.activateWindow()
-        session.status_changed.emit()
-        return ConsoleDriver(engine, session, view)
+        shown_session.status_changed.emit()
+        return ConsoleDriver(engine, shown_session, view)
 
     return make
 

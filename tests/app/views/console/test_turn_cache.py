@@ -118,6 +118,26 @@ def test_chat_says_once_that_blocks_are_unknown_after_a_restart_of_the_engine(tw
     assert panels(two_turns)[0].strip.isHidden()
 
 
+def test_strips_are_known_after_a_restart_of_the_desktop_until_the_engine_restarts(
+    two_turns, make_console, make_session
+):
+    evict(two_turns.engine, [3])
+    two_turns.view.shut_down()
+    two_turns.engine.restart(epoch=7)  # the same run of the engine, which no longer reports ended requests
+    console = make_console(make_session(two_turns.engine))
+    refresh(console)
+    assert summaries(console) == [
+        "2 blocks, 0 reused  ·  1 cached, 1 evicted",
+        "3 blocks, 0 reused  ·  2 cached, 1 evicted",
+    ]
+    assert "also in the previous turn; now evicted" in panels(console)[1].strip.tip_at(1)
+    stored = [message.block_hashes for message in console.page.current.messages if message.block_hashes is not None]
+    assert [len(hashes.own) for hashes in stored] == [2 * 8, 1 * 8], "the blocks of the first turn are stored once"
+    console.engine.restart(epoch=8)
+    refresh(console)
+    assert summaries(console)[1] == "Blocks are unknown: the engine was restarted since"
+
+
 def test_click_on_a_strip_selects_the_turns_own_blocks(two_turns, qtbot):
     strip, selection = panels(two_turns)[1].strip, two_turns.session.selection
     x = next(x for x in range(strip.width()) if strip.block_at(x) == 2)
