@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.playback.recording_opening import RecordingOpening
-
-_POLL_INTERVAL_MS: Final = 30
+from kvscope_app.session.background_watch import BackgroundWatch
 
 
 class FileOpening(QObject):
@@ -28,19 +25,13 @@ class FileOpening(QObject):
     def __init__(self, path: str | RecordingOpening, parent: QObject) -> None:
         super().__init__(parent)
         self._opening = RecordingOpening(path) if isinstance(path, str) else path
-        self._poll_timer = QTimer(self, interval=_POLL_INTERVAL_MS)
-        self._poll_timer.timeout.connect(self._poll)
-        self._poll_timer.start()
+        BackgroundWatch(self._opening, self._on_end, self, self.progressed.emit)
 
     def cancel(self) -> None:
         self._opening.cancel()
 
-    def _poll(self) -> None:
+    def _on_end(self) -> None:
         opening = self._opening
-        if not opening.is_finished:
-            self.progressed.emit(opening.share)
-            return
-        self._poll_timer.stop()
         if opening.is_cancelled or (opening.recording is None and not opening.failure):
             self.cancelled.emit()
         elif opening.failure:

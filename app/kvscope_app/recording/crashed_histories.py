@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, QTimer
 
 from kvscope_app.session.background import Background
+from kvscope_app.session.background_watch import BackgroundWatch
 from kvscope_app.session.recording.rings import find_orphaned_rings
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.number_text import num_bytes, plural, seconds
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.orphaned_rings import OrphanedRing, RemovedRings
     from kvscope_telemetry.recordings.reader import Recording
 
-_POLL_MS: Final = 500
+_OFFER_INTERVAL_MS: Final = 500
+"""Interval of attempts to show the offer, until a window can."""
 _START_DELAY_MS: Final = 1500
 """Delay from the program's start to the search for histories, which would slow down the start."""
 
@@ -33,33 +36,28 @@ class CrashedHistories(QObject):
     ) -> None:
         super().__init__(parent)
         self._windows, self._open_recording = windows, open_recording
-        self._search: Background[RemovedRings] | None = None
-        self._opening: Background[Recording] | None = None
+        self._search: BackgroundWatch | None = None
         self._window: SessionWindow | None = None
-        self._poll_timer = QTimer(self, interval=_POLL_MS)
-        self._poll_timer.timeout.connect(self._poll)
+        self._offer_timer = QTimer(self, interval=_OFFER_INTERVAL_MS)
         self._is_stopped = False
         QTimer.singleShot(_START_DELAY_MS, self, self.start)
 
     def stop(self) -> None:
         """Stop offering histories, because the windows are closed."""
         self._is_stopped = True
-        self._poll_timer.stop()
+        self._offer_timer.stop()
 
     def start(self) -> None:
         if self._search is None and not self._is_stopped:
-            self._search = find_orphaned_rings()
-            self._poll_timer.start()
+            search = find_orphaned_rings()
+            self._search = BackgroundWatch(search, partial(self._on_found, search), self)
 
-    def _poll(self) -> None:
-        if self._opening is not None:
-            self._on_opened(self._opening)
-        elif self._search is not None and self._search.is_finished:
-            removed = self._search.result
-            if removed is None or not (removed.kept or removed.discarded):
-                self._poll_timer.stop()
-            else:
-                self._offer(removed)
+    def _on_found(self, search: Background[RemovedRings]) -> None:
+        removed = search.result
+        if removed is not None and (removed.kept or removed.discarded) and not self._is_stopped:
+            self._offer_timer.timeout.connect(partial(self._offer, removed))
+            self._offer_timer.start()
+            self._offer(removed)
 
     def _offer(self, removed: RemovedRings) -> None:
         """Show the offer in a window that shows data and whose banner is free.
@@ -69,7 +67,7 @@ class CrashedHistories(QObject):
         window = next((w for w in self._windows() if w.session.live_mirror.hello is not None), None)
         if window is None or window.banner.isVisible():
             return
-        self._poll_timer.stop()
+        self._offer_timer.stop()
         self._window = window
         if not removed.kept:
             window.banner.show_message(
@@ -94,14 +92,12 @@ class CrashedHistories(QObject):
         from kvscope_telemetry.recordings.reader import Recording
 
         self._hide()
-        self._opening = Background(lambda watch: Recording.open(ring.folder, watch), "kvscope-open")
-        self._poll_timer.start()
+        opening = Background(lambda watch: Recording.open(ring.folder, watch), "kvscope-open")
+        BackgroundWatch(opening, partial(self._on_opened, opening), self)
 
     def _on_opened(self, opening: Background[Recording]) -> None:
-        if not opening.is_finished:
+        if self._is_stopped:
             return
-        self._poll_timer.stop()
-        self._opening = None
         if opening.result is not None:
             self._open_recording(opening.result)
         elif self._window in self._windows() and self._window is not None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from PySide6.QtCore import QObject, Qt, QTimer
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QMenu, QProgressDialog
 
@@ -18,6 +18,7 @@ from kvscope_app.recent_recordings.recent_files import add_recent, documents_fol
 from kvscope_app.recording.history_dialogs import HistoryLengthDialog, SaveHistoryDialog
 from kvscope_app.recording.text_consent import ask_once, text_actions
 from kvscope_app.session.background import Background
+from kvscope_app.session.background_watch import BackgroundWatch
 from kvscope_app.session.state_text import history_failure_text
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
@@ -25,7 +26,6 @@ from kvscope_app.ui.model_name import model_name
 from kvscope_telemetry.errors import BadInput
 
 _FILES: Final = "Recordings (*.mcap)"
-_POLL_MS: Final = 50
 _DIALOG_DELAY_MS: Final = 500
 HISTORY_NOT_STORED: Final = "The session continues. File ▸ Start recording… can write to a disk with free space."
 _NOT_SAVED: Final = "The recent history could not be saved"
@@ -223,23 +223,19 @@ class Task(QObject):
         self._dialog.setAutoReset(False)
         self._dialog.setMinimumDuration(_DIALOG_DELAY_MS)
         self._dialog.canceled.connect(work.cancel)
-        self._poll_timer = QTimer(self, interval=_POLL_MS)
-        self._poll_timer.timeout.connect(self._poll)
-        self._poll_timer.start()
+        self._watch = BackgroundWatch(work, self._on_end, self, self._show_progress)
         window.closing.connect(self._cancel)
 
-    def _poll(self) -> None:
-        if not self.work.is_finished:
-            self._dialog.setValue(min(round(self.work.share * _STEPS), _STEPS - 1))
-            return
-        self._poll_timer.stop()
+    def _show_progress(self, share: float) -> None:
+        self._dialog.setValue(min(round(share * _STEPS), _STEPS - 1))
+
+    def _on_end(self) -> None:
         self._on_done()
         self._dialog.deleteLater()
         self.deleteLater()
 
     def _cancel(self) -> None:
-        self._poll_timer.stop()
-        self.work.cancel()
+        self._watch.cancel()
         self.work.wait(2.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QSignalBlocker, Signal
+from PySide6.QtCore import QSignalBlocker, QSize, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLineEdit, QToolButton, QWidget
 
@@ -90,6 +90,12 @@ class ChatHead(QWidget):
     def _show_title_line(self, is_shown: bool) -> None:
         self.title_line.setVisible(is_shown)
         self.combo.setVisible(not is_shown and not self._has_list)
+
+    def minimumSizeHint(self) -> QSize:
+        """Return the width of the buttons: in less width than both need, the title moves above them."""
+        margins = self._row.contentsMargins()
+        width = self._button_row.minimumSize().width() + margins.left() + margins.right()
+        return QSize(width, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.session.background import Background
+from kvscope_app.session.background_watch import BackgroundWatch
 from kvscope_app.ui.file_dialogs import ask_open, ask_save
 from kvscope_app.ui.number_text import plural
 from kvscope_app.views.console.chat import Chat
@@ -25,7 +26,6 @@ from kvscope_telemetry.whole_file import write_whole
 
 _EXPORT_FILTERS: Final = "Markdown (*.md);;JSON, can be imported again (*.json)"
 _IMPORT_FILTERS: Final = "Conversations (*.json);;All files (*)"
-_POLL_MS: Final = 30
 
 
 class ConversationFiles(QObject):
@@ -39,10 +39,7 @@ class ConversationFiles(QObject):
     def __init__(self, chat: Chat, window: QWidget, show: Callable[[Conversation], None]) -> None:
         super().__init__(window)
         self._chat, self._window, self._show = chat, window, show
-        self._task: Background[object] | None = None
-        self._then: Callable[[object], None] = lambda _result: None
-        self._poll_timer = QTimer(self, interval=_POLL_MS)
-        self._poll_timer.timeout.connect(self._poll)
+        self._is_running = False
 
     def ask_export(self, conversation: Conversation) -> None:
         if not conversation.messages:
@@ -77,23 +74,19 @@ class ConversationFiles(QObject):
         self._run(partial(read_conversations, Path(path)), partial(self._add, Path(path).name))
 
     def _run(self, work: Callable[[], object], then: Callable[[object], None]) -> None:
-        if self._task is not None:
+        if self._is_running:
             self.reported.emit("Another export or import is still running: try again when it has ended.")
             return
-        self._then = then
-        self._task = Background(lambda _progress: work(), "kvscope-conversation-files")
-        self._poll_timer.start()
+        self._is_running = True
+        task = Background(lambda _progress: work(), "kvscope-conversation-files")
+        BackgroundWatch(task, partial(self._on_end, task, then), self)
 
-    def _poll(self) -> None:
-        task = self._task
-        if task is None or not task.is_finished:
-            return
-        self._poll_timer.stop()
-        self._task = None
+    def _on_end(self, task: Background[object], then: Callable[[object], None]) -> None:
+        self._is_running = False
         if task.failure:
             self.reported.emit(f"{task.failure}.")
         else:
-            self._then(task.result)
+            then(task.result)
 
     def _on_exported(self, text: object) -> None:
         self.reported.emit(str(text))

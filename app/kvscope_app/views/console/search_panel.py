@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QLineEdit, QListWidget, QListWidgetItem, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.session.background import Background
+from kvscope_app.session.background_watch import BackgroundWatch
 from kvscope_app.ui.number_text import plural
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.widget_factories import label
@@ -20,7 +22,6 @@ from kvscope_app.views.console.search_index import MAX_HITS, SearchHit, SearchIn
 
 _TYPING_MS: Final = 120
 """Time without another key until the search begins."""
-_POLL_MS: Final = 15
 _MARGIN: Final = 8
 
 
@@ -51,7 +52,6 @@ class SearchPanel(QWidget):
         self.results.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.status = label(look="muted", wraps=True)
         self._typing_timer = QTimer(self, singleShot=True, interval=_TYPING_MS)
-        self._poll_timer = QTimer(self, interval=_POLL_MS)
         self._lay_out(conversations)
         self._connect()
 
@@ -101,13 +101,9 @@ class SearchPanel(QWidget):
             self.status.setText("Searching…")
             self._stack.setCurrentIndex(1)
         self._task = Background(lambda _progress: self._index.search(query), "kvscope-conversation-search")
-        self._poll_timer.start()
+        BackgroundWatch(self._task, partial(self._on_searched, self._task), self)
 
-    def _poll(self) -> None:
-        task = self._task
-        if task is None or not task.is_finished:
-            return
-        self._poll_timer.stop()
+    def _on_searched(self, task: Background[list[SearchHit]]) -> None:
         self._task = None
         if self._searched != self.field.text():  # typed on while the search ran
             self._search()
@@ -164,7 +160,6 @@ class SearchPanel(QWidget):
         self.results.itemClicked.connect(lambda item: self._open(self.results.row(item)))
         self.results.itemActivated.connect(lambda item: self._open(self.results.row(item)))
         self._typing_timer.timeout.connect(self._search)
-        self._poll_timer.timeout.connect(self._poll)
 
     def _lay_out(self, conversations: QWidget) -> None:
         self._has_list = True

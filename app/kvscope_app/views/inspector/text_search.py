@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.background import Background
+from kvscope_app.session.background_watch import BackgroundWatch
 from kvscope_app.session.block_texts.session_texts import lookup_of
 from kvscope_app.session.session import Session
 from kvscope_app.ui.clock_text import clock_text
@@ -32,7 +34,6 @@ MIN_CHARS: Final = 2
 _BLOCKS_PER_PORTION: Final = 1024
 _TYPING_MS: Final = 250
 _REPLY_TIMEOUT_MS: Final = 3000
-_POLL_INTERVAL_MS: Final = 60
 _CONTEXT_CHARS: Final = 28
 
 
@@ -64,9 +65,7 @@ class TextSearch(QObject):
         self._typing_timer.timeout.connect(self._start)
         self._reply_timer = QTimer(self, singleShot=True, interval=_REPLY_TIMEOUT_MS)
         self._reply_timer.timeout.connect(self._on_reply_timeout)
-        self._other_times: Background[list[RecordedText]] | None = None
-        self._poll_timer = QTimer(self, interval=_POLL_INTERVAL_MS)
-        self._poll_timer.timeout.connect(self._poll_other_times)
+        self._other_times: BackgroundWatch | None = None
         session.texts.arrived.connect(self._search_portion)
 
     def search(self, text: str) -> None:
@@ -126,13 +125,12 @@ class TextSearch(QObject):
             self._stop(self._summary())
             return
         self._set_note("Searching other times…")
-        self._other_times = recorded.search(self._text, MAX_MATCHES + _MAX_DUPLICATES)
-        self._poll_timer.start()
+        search = recorded.search(self._text, MAX_MATCHES + _MAX_DUPLICATES)
+        self._other_times = BackgroundWatch(search, partial(self._show_other_times, search), self)
 
-    def _poll_other_times(self) -> None:
-        if self._other_times is None or not self._other_times.is_finished:
-            return
-        matches, failure, self._other_times = self._other_times.result or [], self._other_times.failure, None
+    def _show_other_times(self, search: Background[list[RecordedText]]) -> None:
+        self._other_times = None
+        matches, failure = search.result or [], search.failure
         mirror = self._session.mirror
         shown_hashes = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
         unshown = [text for text in matches if text.epoch != mirror.epoch or not _is_shown(text, mirror, shown_hashes)]
@@ -193,7 +191,6 @@ class TextSearch(QObject):
         self._pending, self._remaining = [], iter(())
         self._typing_timer.stop()
         self._reply_timer.stop()
-        self._poll_timer.stop()
         if self._other_times is not None:
             self._other_times.cancel()
             self._other_times = None

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
 
 from kvscope_app.session.background import Background
+from kvscope_app.session.background_watch import BackgroundWatch
 from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.discovery.found_engine import FoundEngine
 from kvscope_telemetry.messages.model_names import short_name
 
-_POLL_MS: Final = 100
 _MAX_ROWS_SHOWN: Final = 4
 _SEARCHING: Final = "Looking for engines on this machine…"
 _NONE_FOUND: Final = "No engine found on this machine."
@@ -39,7 +40,7 @@ class FoundEngines(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._search: Background[Sequence[FoundEngine]] | None = None
+        self._search: BackgroundWatch | None = None
         self._message = label(_SEARCHING, "muted", elastic=True)
         self._list = QListWidget()
         self._list.setAccessibleName("Engines on this machine")
@@ -48,9 +49,6 @@ class FoundEngines(QWidget):
         self._list.hide()
         self._again = QPushButton("Search Again")
         self._again.setAutoDefault(False)  # Enter in a field must trigger Attach
-        self._timer = QTimer(self)
-        self._timer.setInterval(_POLL_MS)
-        self._timer.timeout.connect(self._poll)
         self._again.clicked.connect(self.search)
         self._list.currentItemChanged.connect(self._choose)
         self._list.itemClicked.connect(self._choose)
@@ -68,8 +66,8 @@ class FoundEngines(QWidget):
         if self._search is None:
             self._message.setText(_SEARCHING)
             self._again.setEnabled(False)
-            self._search = Background(lambda _: find_local_engines(), "kvscope-find-all")
-            self._timer.start()
+            search = Background(lambda _: find_local_engines(), "kvscope-find-all")
+            self._search = BackgroundWatch(search, partial(self._on_end, search), self)
 
     # Qt overrides
 
@@ -79,16 +77,13 @@ class FoundEngines(QWidget):
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self._timer.stop()
-        self._search = None
+        if self._search is not None:
+            self._search.stop()
+            self._search = None
 
     # private
 
-    def _poll(self) -> None:
-        search = self._search
-        if search is None or not search.is_finished:
-            return
-        self._timer.stop()
+    def _on_end(self, search: Background[Sequence[FoundEngine]]) -> None:
         self._search = None
         self._again.setEnabled(True)
         self._show_engines(search.result or ())

@@ -336,6 +336,7 @@ def test_title_has_a_line_of_its_own_in_a_narrow_console(console, qtbot):
     assert head.new.y() > head.combo.y()
     console.view.resize(600, 500)
     qtbot.waitUntil(lambda: abs(head.new.y() - head.combo.y()) < 10)
+    assert console.view.minimumSizeHint().width() < 300, "a wide console can be made narrow again"
 
 
 @pytest.mark.parametrize("state", [SourceState.CONNECTING, SourceState.LOADING])
