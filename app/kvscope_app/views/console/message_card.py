@@ -62,7 +62,8 @@ class MessageCard(QFrame):
             if self._is_answer
             else tool_button("Edit", "Edit this prompt and ask again; this version and its answer are kept")
         )
-        self.redo.setVisible(not message.tool_results)
+        if message.tool_results:  # not setVisible(True): without a parent, the button would become a window
+            self.redo.hide()
         self.calls = ToolCallsPanel()
         self.versions = VersionRow()
         self.cache = TurnCachePanel()
