@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
+from kvscope_telemetry.collectors.external_engines import ENGINES
 from kvscope_telemetry.errors import BadInput
 
 _PYTHON: Final = re.compile(r"python[\d.]*")
@@ -32,44 +34,6 @@ _MAX_RANKS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class HostEngine:
-    """An engine that loads kvscope's plugin."""
-
-    name: str
-    module: str
-    plugin_group: str
-    """Group of entry points in which the engine looks for plugins."""
-    plugins_variable: str
-    """Environment variable that, if set, lists the plugins to load."""
-    rank_options: tuple[str, ...]
-    """Options with the number of data-parallel ranks that this command starts; the first one given counts."""
-    first_rank_options: tuple[str, ...] = ()
-    """Options with the first of these ranks."""
-    only_rank_options: tuple[str, ...] = ()
-    """Options with the one rank that this command starts."""
-
-
-_ENGINES: Final = (
-    HostEngine(
-        name="vLLM",
-        module="vllm",
-        plugin_group="vllm.general_plugins",
-        plugins_variable="VLLM_PLUGINS",
-        rank_options=("--data-parallel-size-local", "-dpl", "--data-parallel-size", "-dp"),
-        first_rank_options=("--data-parallel-start-rank", "-dpr"),
-        only_rank_options=("--data-parallel-rank", "-dpn"),
-    ),
-    HostEngine(
-        name="SGLang",
-        module="sglang",
-        plugin_group="sglang.srt.plugins",
-        plugins_variable="SGLANG_PLUGINS",
-        rank_options=("--data-parallel-size", "--dp-size", "--dp"),
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class HostCommand:
     """A command line whose program was found."""
 
@@ -77,7 +41,7 @@ class HostCommand:
     """Path of the program."""
     arguments: tuple[str, ...]
     """All words of the command line, beginning with the program as the user wrote it."""
-    engine: HostEngine | None
+    engine: ExternalEngine | None
     """The engine that the command starts; None if it was not recognized."""
     python: str
     """Path of the Python that runs the engine; empty if unknown."""
@@ -85,22 +49,23 @@ class HostCommand:
     @property
     def ranks(self) -> range:
         """The data-parallel ranks that the command starts, as far as its options say."""
-        if self.engine is None:
+        if self.engine is None or self.engine.plugin is None:
             return range(1)
-        only = self._number(self.engine.only_rank_options, -1)
+        plugin = self.engine.plugin
+        only = self._number(plugin.only_rank_options, -1)
         if only >= 0:
             return range(only, only + 1)
-        first = max(self._number(self.engine.first_rank_options, 0), 0)
-        return range(first, first + min(max(self._number(self.engine.rank_options, 1), 1), _MAX_RANKS))
+        first = max(self._number(plugin.first_rank_options, 0), 0)
+        return range(first, first + min(max(self._number(plugin.rank_options, 1), 1), _MAX_RANKS))
 
     def require_plugin(self, environment: Mapping[str, str]) -> None:
         """Raise BadInput if the engine or kvscope's plugin is not installed where the command would run it.
 
         Does nothing if the engine or its Python was not recognized, or that Python does not answer.
         """
-        if self.engine is None or not self.python:
+        if self.engine is None or self.engine.plugin is None or not self.python:
             return
-        found = _probe(self.python, self.engine, environment)
+        found = _probe(self.python, (self.engine.scheme, self.engine.plugin.entry_point_group), environment)
         if found is None:
             return
         has_engine, has_plugin = found
@@ -143,8 +108,8 @@ def find_command(words: Sequence[str], environment: Mapping[str, str]) -> HostCo
     return HostCommand(program, tuple(words), engine, "" if engine is None else _python_of_script(program, environment))
 
 
-def _engine_named(module: str) -> HostEngine | None:
-    return next((engine for engine in _ENGINES if engine.module == module), None)
+def _engine_named(module: str) -> ExternalEngine | None:
+    return next((engine for engine in ENGINES if engine.plugin is not None and engine.scheme == module), None)
 
 
 def _python_of_script(script: str, environment: Mapping[str, str]) -> str:
@@ -165,11 +130,13 @@ def _python_of_script(script: str, environment: Mapping[str, str]) -> str:
     return "" if match is None else match[1]
 
 
-def _probe(python: str, engine: HostEngine, environment: Mapping[str, str]) -> tuple[bool, bool] | None:
-    """Return whether `python` has the engine and the plugin; None if it gives no answer."""
+def _probe(python: str, names: tuple[str, str], environment: Mapping[str, str]) -> tuple[bool, bool] | None:
+    """Return whether `python` has the engine and the plugin, given the names of the engine's package and of the group
+    of entry points; None if it gives no answer.
+    """
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE, engine.module, engine.plugin_group],
+            [python, "-c", _PROBE, *names],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,

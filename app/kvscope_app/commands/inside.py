@@ -120,7 +120,7 @@ def _require_free(endpoint: str) -> None:
 def _environment(command: HostCommand, endpoint: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for the engine. Its own list of plugins is extended, if there is one."""
     changed = dict(environment) | {ENDPOINT: endpoint}
-    variable = "" if command.engine is None else command.engine.plugins_variable
+    variable = "" if command.engine is None or command.engine.plugin is None else command.engine.plugin.plugins_variable
     if variable in changed:
         names = [name for name in changed[variable].split(",") if name.strip()]
         changed[variable] = ",".join(dict.fromkeys([*names, _PLUGIN]))

@@ -33,6 +33,22 @@ def _model_field(adapter: str) -> Fields:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PluginLoading:
+    """How a command line starts the engine with kvscope's plugin."""
+
+    entry_point_group: str
+    """Group of entry points in which the engine looks for plugins."""
+    plugins_variable: str
+    """Environment variable that, if set, lists the plugins to load."""
+    rank_options: tuple[str, ...]
+    """Options with the number of data-parallel ranks that the command starts; the first one given counts."""
+    first_rank_options: tuple[str, ...] = ()
+    """Options with the first of these ranks."""
+    only_rank_options: tuple[str, ...] = ()
+    """Options with the one rank that the command starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalEngine:
     """Description of an engine that kvscope watches through its HTTP server and, if it publishes them, its KV
     events.
@@ -53,6 +69,8 @@ class ExternalEngine:
     """Help text: how to start the engine with kvscope's plugin, which publishes more than the engine itself;
     empty if there is no plugin.
     """
+    plugin: PluginLoading | None = None
+    """How the engine loads the plugin; None if there is none. The engine's Python package has the name `scheme`."""
     how_to_attach: str
     """Help text: the address of such an engine, and how to start the server so that kvscope sees as much as
     possible.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields, watched_capabilities
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields, PluginLoading, watched_capabilities
 from kvscope_telemetry.collectors.lmcache import LMCACHE_FIGURES, LMCACHE_PREFIX
 from kvscope_telemetry.collectors.readings import (
     EngineReading,
@@ -156,6 +156,11 @@ SGLANG: Final = ExternalEngine(
     port=30000,
     program_names=("sglang",),
     from_inside="start it by `kvscope inside python -m sglang.launch_server …`, with kvscope installed beside it",
+    plugin=PluginLoading(
+        entry_point_group="sglang.srt.plugins",
+        plugins_variable="SGLANG_PLUGINS",
+        rank_options=("--data-parallel-size", "--dp-size", "--dp"),
+    ),
     events_option="""--kv-events-config '{"publisher": "zmq", "endpoint": "tcp://*:5557"}'""",
     how_to_attach="Host and port of its HTTP server, started with enable-metrics. Blocks are visible if it publishes "
     "KV events (its option kv-events-config).",

@@ -7,7 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields, Version, watched_capabilities
+from kvscope_telemetry.collectors.external_engine import (
+    ExternalEngine,
+    Fields,
+    PluginLoading,
+    Version,
+    watched_capabilities,
+)
 from kvscope_telemetry.collectors.lmcache import LMCACHE_FIGURES, LMCACHE_PREFIX
 from kvscope_telemetry.collectors.readings import (
     EngineReading,
@@ -139,6 +145,13 @@ VLLM: Final = ExternalEngine(
     port=8000,
     program_names=("vllm",),
     from_inside="start it by `kvscope inside vllm serve MODEL`, with kvscope installed beside it",
+    plugin=PluginLoading(
+        entry_point_group="vllm.general_plugins",
+        plugins_variable="VLLM_PLUGINS",
+        rank_options=("--data-parallel-size-local", "-dpl", "--data-parallel-size", "-dp"),
+        first_rank_options=("--data-parallel-start-rank", "-dpr"),
+        only_rank_options=("--data-parallel-rank", "-dpn"),
+    ),
     events_option="""--kv-events-config '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}'""",
     how_to_attach="Host and port of its HTTP server. Blocks are visible if it publishes KV events (its option "
     "kv-events-config); otherwise only metrics are shown.",
