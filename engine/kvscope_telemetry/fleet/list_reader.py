@@ -77,6 +77,7 @@ class ListReader:
             is_old = previous.read_ns > 0
             self.listed = ListReading(previous.entries, str(error), is_old, previous.read_ns, previous.num_tries + 1)
             return
-        self.listed = ListReading(parsed.entries, parsed.trouble, False, time.monotonic_ns(), previous.num_tries + 1)
+        trouble = "; ".join(filter(None, (self._text.trouble, parsed.trouble)))
+        self.listed = ListReading(parsed.entries, trouble, False, time.monotonic_ns(), previous.num_tries + 1)
         if parsed.entries != previous.entries and not self._stopped.is_set():
             self._changed(parsed.entries)

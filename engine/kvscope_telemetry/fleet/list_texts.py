@@ -30,6 +30,9 @@ _PIECE_BYTES: Final = 1 << 16
 class ListText(Protocol):
     """Source of a list's text. Each `read` reads it again; setting `stopped` cancels reading."""
 
+    trouble: str
+    """Errors of the last `read` that left out a part of the list, as one line of text; empty if there were none."""
+
     @property
     def name(self) -> str: ...
 
@@ -37,6 +40,8 @@ class ListText(Protocol):
 
 
 class FileText:
+    trouble = ""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -58,6 +63,8 @@ class FileText:
 
 class CommandText:
     """Output of `command`. Raises BadInput if the command cannot be split into arguments."""
+
+    trouble = ""
 
     def __init__(self, command: str, limit_s: float = COMMAND_S) -> None:
         self._command, self._limit_s = command, limit_s

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,7 @@ from kvscope_telemetry.discovery.places import find_in_place
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.expanded_list import AddressText, ExpandedText
 from kvscope_telemetry.fleet.fleet_list import parse_list
+from kvscope_telemetry.fleet.list_reader import ListReader
 
 
 @pytest.fixture
@@ -58,6 +61,44 @@ def test_engines_of_a_place_remain_while_it_does_not_answer(fake: FakePrometheus
     assert text.read(threading.Event()) == lines
     with pytest.raises(BadInput, match=f"prometheus://127.0.0.1:{fake.port}: .* HTTP 503"):
         expanded(f"prometheus://127.0.0.1:{fake.port}")
+
+
+def test_label_with_a_line_break_adds_no_line_to_the_list(fake: FakePrometheus) -> None:
+    fake.scrape(VllmPage().text(), fake.now_s - 5, job="x\nssh://evil.example/run", instance="a\r\u2028b")
+    lines = expanded(f"prometheus://127.0.0.1:{fake.port} lab")
+    assert len(lines) == 4
+    assert [entry.address.scheme for entry in parse_list("\n".join(lines)).entries] == ["prometheus"] * 4
+    assert lines[-1].endswith(" lab x?ssh://evil.example/run a??b")
+
+
+def test_place_that_does_not_answer_leaves_the_rest_of_the_list_and_is_reported(fake: FakePrometheus) -> None:
+    fake.is_failing = True
+    place = f"prometheus://127.0.0.1:{fake.port}"
+    reader = ListReader(ExpandedText(AddressText(["tcp://127.0.0.1:7710", place])), 3600.0, lambda entries: None)
+    deadline_s = time.monotonic() + 60
+    while not reader.listed.num_tries:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    reader.close()
+    assert [entry.address.text for entry in reader.listed.entries] == ["tcp://127.0.0.1:7710"]
+    assert reader.listed.trouble.startswith(f"{place}: ")
+    assert "HTTP 503" in reader.listed.trouble
+    assert not reader.listed.is_old
+
+
+def test_reader_of_a_place_that_never_answers_can_be_stopped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        reader = ListReader(ExpandedText(AddressText([f"prometheus://127.0.0.1:{port}"])), 3600.0, lambda entries: None)
+        client, _ = listener.accept()
+        reader.close()
+        client.close()
+    assert reader.listed.trouble == "it was stopped"
+
+
+def test_name_after_a_tab_belongs_to_the_engines_of_the_place(fake: FakePrometheus) -> None:
+    (line,) = expanded(f"prometheus://127.0.0.1:{fake.port}/?job=sglang\tlab")
+    assert line.endswith(" lab sglang gpu3:30000")
 
 
 def test_address_of_one_engine_in_a_place_stays_as_it_is(fake: FakePrometheus) -> None:
