@@ -9,14 +9,18 @@ import random
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Final
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.collectors.kubernetes.kubectl import error_text
 
 PAUSES_S: Final = (1.0, 30.0)
-"""Pause in seconds after the first end of the process, and maximum pause. The pause doubles each time."""
+"""Pause in seconds after the first end of the process, and maximum pause. The pause doubles each time, until the
+process forwarded for longer than the maximum.
+"""
 _READY: Final = b"Forwarding from"
 _TROUBLE: Final = (b"error", b"lost connection")
 """Beginnings of messages, in any case, after which kubectl may run on without forwarding anything."""
@@ -33,8 +37,7 @@ class PortForward:
     def __init__(self, command: Callable[[int], list[str]]) -> None:
         self.local_port = _free_port()
         self.failure = ""
-        """Why nothing is forwarded, as kubectl says it; empty while the port is forwarded or kubectl starts."""
-        self.num_starts = 0
+        """Why kubectl last ended, in its words; empty before it first ended, and once it says that it forwards."""
         self._arguments = command(self.local_port)
         self._end = threading.Event()
         self._lock = threading.Lock()
@@ -61,25 +64,31 @@ class PortForward:
             pause_s = min(2 * pause_s, PAUSES_S[1])
 
     def _forward(self) -> bool:
-        """Run kubectl until it ends. Returns whether the port was forwarded for a time."""
+        """Run kubectl until it ends. Returns whether the port was forwarded for longer than the maximum pause: kubectl
+        reports that it forwards before the pod answers.
+        """
+        started_s = time.monotonic()
         with self._lock:
             if self._end.is_set():
                 return False
             try:
                 process = self._process = subprocess.Popen(
-                    self._arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                    self._arguments,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    **operating_system.own_session(),
                 )
             except OSError as error:
                 self.failure = f"kubectl cannot be run: {error.strerror}"
                 return False
-        self.num_starts += 1
         assert process.stdout is not None
         with process:
             was_ready, last = self._read(process.stdout)
             _stop(process)
         if not self._end.is_set():
             self.failure = f"kubectl: {error_text(last)}"
-        return was_ready
+        return was_ready and time.monotonic() - started_s > PAUSES_S[1]
 
     def _read(self, output: IO[bytes]) -> tuple[bool, bytes]:
         """Read kubectl's output until it ends or reports trouble. Returns whether the port was forwarded, and the last
@@ -97,12 +106,12 @@ class PortForward:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the process and those that it started: a login plugin may keep its output open, which is read to its end."""
     with suppress(OSError):
         process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    operating_system.kill_session(process)
 
 
 def _free_port() -> int:

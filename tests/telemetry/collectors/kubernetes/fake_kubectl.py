@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 _PROGRAM = """#!{python}
-import json, os, pathlib, socket, sys, threading
+import json, os, pathlib, socket, subprocess, sys, threading
 
 folder = pathlib.Path({folder!r})
 with (folder / "calls").open("a") as calls:
@@ -24,6 +24,8 @@ if "get" in sys.argv:
     print((folder / "pods.json").read_text())
     sys.exit(0)
 
+if (folder / "plugin").exists():
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 local, remote = sys.argv[-1].split(":")
 server = socket.create_server(("127.0.0.1", int(local)))
 print(f"Forwarding from 127.0.0.1:{{local}} -> {{remote}}", flush=True)
@@ -68,6 +70,10 @@ class FakeKubectl:
 
     def set_port(self, port: int) -> None:
         (self._folder / "port").write_text(str(port))
+
+    def set_plugin(self) -> None:
+        """Let each port forwarding start a program that keeps its output open, as a login plugin does."""
+        (self._folder / "plugin").touch()
 
     @property
     def calls(self) -> list[list[str]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import needs_unix
 from tests.telemetry.collectors.conftest import FakeServer, server
 from tests.telemetry.collectors.kubernetes.fake_kubectl import FakeKubectl, pod
 from tests.telemetry.collectors.pages import VllmPage
@@ -59,11 +60,13 @@ def wait_for_state(source: object, state: SourceState) -> str:
     return str(source.status.reason)  # type: ignore[attr-defined]
 
 
+@needs_unix
 def test_selection_without_pods_finds_nothing(kubectl: FakeKubectl) -> None:
     assert find_in_place("k8s://llm/app=vllm") == ()
     assert kubectl.calls[0][:5] == ["--namespace=llm", "get", "pods", "--selector", "app=vllm"]
 
 
+@needs_unix
 def test_three_pods_are_found_by_image_and_command_with_the_port_of_their_server(kubectl: FakeKubectl) -> None:
     kubectl.set_pods(
         [
@@ -81,6 +84,7 @@ def test_three_pods_are_found_by_image_and_command_with_the_port_of_their_server
     ]
 
 
+@needs_unix
 def test_expired_token_is_reported_in_the_words_of_kubectl(kubectl: FakeKubectl) -> None:
     kubectl.set_failure(f"E1201 memcache.go:265\n{EXPIRED}")
     with pytest.raises(KvscopeError) as raised:
@@ -88,12 +92,14 @@ def test_expired_token_is_reported_in_the_words_of_kubectl(kubectl: FakeKubectl)
     assert str(raised.value) == f"kubectl: {EXPIRED}"
 
 
+@needs_unix
 def test_missing_kubectl_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match="k8s://llm/app=vllm needs kubectl, which is not on PATH"):
         find_in_place("k8s://llm/app=vllm")
 
 
+@needs_unix
 def test_pods_in_a_list_remain_after_the_token_has_expired(kubectl: FakeKubectl) -> None:
     kubectl.set_pods([pod(f"vllm-{number}") for number in range(3)])
     addresses = AddressText(["k8s://llm/app=vllm"])
@@ -107,6 +113,7 @@ def test_pods_in_a_list_remain_after_the_token_has_expired(kubectl: FakeKubectl)
     assert str(raised.value) == f"k8s://llm/app=vllm: kubectl: {EXPIRED}"
 
 
+@needs_unix
 def test_engine_in_a_pod_is_watched_through_a_forwarded_port_with_its_key(
     watch: Callable[..., object], server: FakeServer, kubectl: FakeKubectl
 ) -> None:
@@ -119,6 +126,7 @@ def test_engine_in_a_pod_is_watched_through_a_forwarded_port_with_its_key(
     assert call[4].endswith(":8000")
 
 
+@needs_unix
 def test_port_forwarding_that_dies_is_started_again(watch: Callable[..., object], kubectl: FakeKubectl) -> None:
     source = watch()
     wait_for_state(source, SourceState.LIVE)
@@ -135,12 +143,22 @@ def test_port_forwarding_that_dies_is_started_again(watch: Callable[..., object]
     wait_for_state(source, SourceState.LIVE)
 
 
+@needs_unix
 def test_port_forwarding_ends_with_its_source(watch: Callable[..., object], kubectl: FakeKubectl) -> None:
     source = watch()
     wait_for_state(source, SourceState.LIVE)
     source.close()  # type: ignore[attr-defined]
     with pytest.raises(ProcessLookupError):
         os.kill(kubectl.forwarding_pid, 0)
+
+
+@needs_unix
+def test_closing_ends_the_programs_that_kubectl_started(watch: Callable[..., object], kubectl: FakeKubectl) -> None:
+    kubectl.set_plugin()
+    source = watch()
+    wait_for_state(source, SourceState.LIVE)
+    source.close()  # type: ignore[attr-defined]  # waits for the end of the output that both have open
+    assert "kvscope-forward" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize(
