@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.processes import needs_unix
 
 from kvscope_app.commands.host_command import find_command
 from kvscope_app.main import main
@@ -27,6 +28,7 @@ sys.exit(3)
 """
 
 Write = Callable[..., None]
+pytestmark = needs_unix
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.processes import needs_unix
 from tests.simulated_engine.server import SimulatedServer
 from tests.telemetry.collectors.conftest import FakeServer, server
 from tests.telemetry.collectors.pages import VllmPage
@@ -129,6 +130,7 @@ def test_host_with_anything_else_is_refused_by_name(host: str) -> None:
         find_engines(host)
 
 
+@needs_unix
 def test_engine_with_sockets_on_this_machine_is_found_with_its_model(
     serve: Callable[..., SimulatedServer],
     make_endpoint: Callable[..., str],
@@ -136,6 +138,8 @@ def test_engine_with_sockets_on_this_machine_is_found_with_its_model(
 ) -> None:
     monkeypatch.setattr(local_search, "probed_ports", lambda: ())
     monkeypatch.setattr(own_engines, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(own_engines, "MAX_SOCKETS", 10_000)
+    monkeypatch.setattr(local_search, "SEARCH_S", 60.0)
     endpoint = make_endpoint()
     served = serve(endpoint, rate=1.0)
     assert endpoint in own_endpoints()
@@ -144,17 +148,20 @@ def test_engine_with_sockets_on_this_machine_is_found_with_its_model(
     assert found.model == served.engine.hello.model.name
 
 
+@needs_unix
 def test_socket_is_found_by_its_folder_where_the_system_does_not_list_sockets(
     serve: Callable[..., SimulatedServer],
     make_endpoint: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(operating_system, "_UNIX_SOCKETS", Path("/nowhere"))
+    monkeypatch.setattr(own_engines, "MAX_SOCKETS", 10_000)
     endpoint = make_endpoint()
     serve(endpoint, rate=1.0)
     assert endpoint in own_endpoints()
 
 
+@needs_unix
 def test_socket_without_a_listening_program_is_left_out(make_endpoint: Callable[..., str]) -> None:
     endpoint = make_endpoint()
     with socket.socket(socket.AF_UNIX) as left_over:

@@ -24,6 +24,8 @@ from kvscope_telemetry.source import SourceState
 WAIT_S = 60.0
 INTERVAL_S = 15
 TOKENS_PER_SCRAPE = 150
+UNTIL_LATER = range(60, -121, -INTERVAL_S)
+"""Seconds ago of scrapes that go on during the test, so that the source stays live however slow the test is."""
 
 
 Kind = TypeVar("Kind")
@@ -83,13 +85,13 @@ def scrape_engine(
     """Scrape an engine that generates 10 tokens per second and has a growing number of running requests, at each of
     `seconds_ago`.
     """
-    page = page or VllmPage()
+    page, now_s = page or VllmPage(), fake.now_s
     for number, ago in enumerate(seconds_ago):
         page.count("generation_tokens", TOKENS_PER_SCRAPE)
         page.count("prompt_tokens", 30)
         page.gauge("num_requests_running", number)
         page.gauge("kv_cache_usage_perc", 0.5)
-        fake.scrape(page.text(), fake.now_s - ago, instance=instance)
+        fake.scrape(page.text(), now_s - ago, instance=instance)
     return page
 
 
@@ -109,7 +111,7 @@ def wait_for_state(source: PrometheusSource, state: SourceState) -> str:
 def test_present_state_is_that_of_the_last_scrape_before_the_delay(
     fake: FakePrometheus, watch: Callable[..., PrometheusSource]
 ) -> None:
-    scrape_engine(fake, range(120, -1, -INTERVAL_S))
+    scrape_engine(fake, range(120, -121, -INTERVAL_S))
     source = watch()
     wait_until(source, lambda: source.mirror.hello)
     counters, hello = source.mirror.counters, source.mirror.hello
@@ -126,8 +128,8 @@ def test_past_is_published_with_gauges_of_each_scrape_and_evenly_growing_counter
     fake: FakePrometheus, watch: Callable[..., PrometheusSource], clock_offset_s: float
 ) -> None:
     fake.clock_offset_s = clock_offset_s
-    start_s = fake.now_s - 300
     scrape_engine(fake, range(300, -1, -INTERVAL_S))
+    start_s = min(values[0][0] for values in fake.series.values())
     sink = MessageList()
     source = watch(sink=sink, past_s=310)
     wait_until(source, lambda: len(sink.of(Reading)) > 250)
@@ -190,14 +192,14 @@ def test_first_of_several_engines_is_shown_and_the_others_are_named(
     fake: FakePrometheus, watch: Callable[..., PrometheusSource]
 ) -> None:
     for instance in ("gpu2:8000", "gpu1:8000"):
-        scrape_engine(fake, range(60, -1, -INTERVAL_S), instance=instance)
+        scrape_engine(fake, UNTIL_LATER, instance=instance)
     reason = wait_for_state(watch(), SourceState.LIVE)
     assert "gpu1:8000 is shown, and not gpu2:8000; for all: kvscope fleet 'prometheus://" in reason
     assert "is shown" not in wait_for_state(watch("&instance=gpu2:8000"), SourceState.LIVE)
 
 
 def test_past_beyond_the_retention_is_reported(fake: FakePrometheus, watch: Callable[..., PrometheusSource]) -> None:
-    scrape_engine(fake, range(300, -1, -INTERVAL_S))
+    scrape_engine(fake, range(300, -121, -INTERVAL_S))
     reason = wait_for_state(watch("&past=6h"), SourceState.LIVE)
     assert "Prometheus has data since" in reason
     assert "of the 6 h asked for" in reason
@@ -215,20 +217,19 @@ def test_key_is_sent_as_token_or_as_name_and_password(
     fake: FakePrometheus, watch: Callable[..., PrometheusSource], key: str, header: str
 ) -> None:
     fake.authorization = header
-    scrape_engine(fake, range(60, -1, -INTERVAL_S))
+    scrape_engine(fake, UNTIL_LATER)
     assert "needs an API key: use --api-key-file (HTTP 401)" in wait_for_state(watch(), SourceState.REFUSED)
     wait_for_state(watch(api_key=key), SourceState.LIVE)
 
 
 def test_source_goes_on_after_prometheus_was_away(fake: FakePrometheus, watch: Callable[..., PrometheusSource]) -> None:
-    page = scrape_engine(fake, range(60, -1, -INTERVAL_S))
+    scrape_engine(fake, UNTIL_LATER)
     source = watch()
     wait_for_state(source, SourceState.LIVE)
     fake.is_failing = True
     reason = wait_for_state(source, SourceState.STALE)
     assert reason == f"http://127.0.0.1:{fake.port}/api/v1/query answers with HTTP 503"
     fake.is_failing = False
-    fake.scrape(page.text(), fake.now_s)
     wait_for_state(source, SourceState.LIVE)
 
 
