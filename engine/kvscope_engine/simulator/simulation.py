@@ -245,7 +245,7 @@ class Simulation:
         )
         self._decode_run = DecodeRun(self.scheduler, self.pool, self._decode_step_ns) if has_decode_runs else None
         self._blocked_state: tuple[int, ...] | None = None
-        """`_queue_state` after a step that admitted, preempted and ended no request."""
+        """`_queue_state` after a step in which requests only decoded and none was admitted, preempted or ended."""
 
     def observe(self, observer: StepObserver) -> None:
         self._observer = observer
@@ -268,10 +268,11 @@ class Simulation:
         if self._advance_decodes():
             return True
         started_ns, queue_state = self.now_ns, self._queue_state()
+        only_decodes = self._decode_run is not None and self._decode_run.num_steps(self.scheduler.running) > 0
         plan = self._schedule()
         if plan.scheduled:
             self._step(plan, self.now_ns - started_ns)
-            self._blocked_state = queue_state if queue_state == self._queue_state() else None
+            self._blocked_state = queue_state if only_decodes and queue_state == self._queue_state() else None
             return True
         if self.scheduler.requests:
             raise self._stuck_error()
@@ -292,7 +293,8 @@ class Simulation:
         if decode_run is None or self._observer is not None:
             return False
         is_under_load = scheduler.num_waiting > 0
-        # While blocks are only allocated, a waiting request that was not admitted in the last step does not fit either.
+        # After a step in which requests only decoded, blocks are only allocated: a waiting request that was not
+        # admitted then does not fit now either.
         if is_under_load and (self.tally.samples_memory or self._blocked_state != self._queue_state()):
             return False
         running = scheduler.running
