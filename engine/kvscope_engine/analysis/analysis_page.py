@@ -87,7 +87,7 @@ def _block_sizes(analysis: PromptAnalysis) -> str:
 
 def _prefixes(analysis: PromptAnalysis) -> str:
     if not analysis.prefixes:
-        return "<p>No two prompts begin with the same block.</p>"
+        return "<p>No shared prefix saves 0.1 % of the tokens.</p>"
     rows = [
         [
             f"{entry.num_prompts:,}",

@@ -51,6 +51,8 @@ class EarlyDifferences(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate_without: float
     """Hit rate if nothing is ever evicted and the differences come after the equal tokens."""
     examples: tuple[DifferenceExample, ...]
+    record_name: str = "line"
+    """What `DifferenceExample.line` counts: `line`, or `record` in a JSON array."""
 
 
 class PromptAnalysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,5 +73,7 @@ class PromptAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     differences: EarlyDifferences | None
     num_prompts_with_images: int
     num_skipped_lines: int
+    num_prompts_with_functions: int = 0
+    """Prompts whose requests define or call functions, which are not part of the prompts."""
     problems: tuple[str, ...]
     """First lines that were skipped, with the reason."""

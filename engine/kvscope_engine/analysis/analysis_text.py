@@ -39,6 +39,11 @@ def note_lines(analysis: PromptAnalysis) -> list[str]:
             f"Prompts with images: {analysis.num_prompts_with_images:,}. An image counts as a short text that is equal"
             " for equal images, not as the tokens that a model makes of it."
         )
+    if count := analysis.num_prompts_with_functions:
+        notes.append(
+            f"Definitions and calls of functions are not part of the prompts: {_prompts(count)}"
+            f" {'has' if count == 1 else 'have'} some."
+        )
     if analysis.num_skipped_lines:
         notes.append(f"Lines and prompts left out: {analysis.num_skipped_lines:,} ({'; '.join(analysis.problems)})")
     if num_too_long := max((pool.num_too_long for pool in analysis.pools), default=0):
@@ -47,9 +52,10 @@ def note_lines(analysis: PromptAnalysis) -> list[str]:
 
 
 def difference_text(differences: EarlyDifferences, unbounded_hit_rate: float) -> str:
+    differ, are = ("differs", "is") if differences.num_prompts == 1 else ("differ", "are")
     lines = [
-        f"{_prompts(differences.num_prompts)} differ from the one before at an early token (median"
-        f" {differences.median_start_token:,}) and are equal again afterwards, so that"
+        f"{_prompts(differences.num_prompts)} {differ} from the one before at an early token (median"
+        f" {differences.median_start_token:,}) and {are} equal again afterwards, so that"
         f" {differences.num_lost_tokens:,} tokens are computed again. If what differs came last, up to"
         f" {percent(differences.hit_rate_without)} of the tokens would be found instead of"
         f" {percent(unbounded_hit_rate)}:"
@@ -57,7 +63,8 @@ def difference_text(differences: EarlyDifferences, unbounded_hit_rate: float) ->
     for example in differences.examples:
         before = one_line(example.before[-_MAX_TEXT // 2 :])
         lines.append(
-            f"  line {example.line}: …{before}[{one_line(example.earlier) or '–'} → {one_line(example.later) or '–'}]…"
+            f"  {differences.record_name} {example.line}:"
+            f" …{before}[{one_line(example.earlier) or '–'} → {one_line(example.later) or '–'}]…"
         )
     return "\n".join(lines)
 

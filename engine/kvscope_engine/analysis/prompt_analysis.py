@@ -4,7 +4,6 @@ reads a part of it again for the texts of what is shown.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +26,9 @@ from kvscope_engine.analysis.prompt_formats import FilePrompt
 from kvscope_engine.analysis.prompt_log import Counts, PromptLog
 from kvscope_engine.analysis.prompt_tokens import PromptEncoder
 from kvscope_engine.analysis.request_file import PromptKey, RequestFile
+from kvscope_engine.simulator.workloads.mooncake import TOKENS_PER_HASH
 from kvscope_telemetry.errors import BadInput
 
-MOONCAKE_BLOCK: Final = 512
-"""Tokens for which a line of a Mooncake trace has one hash."""
 MAX_BLOCK_SIZE: Final = 1 << 16
 _SMALLEST_UNIT: Final = 8
 _COMPARED_BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256)
@@ -74,12 +72,16 @@ class _Reading:
     block_size: int
     is_hashed: bool
     num_prompts_with_images: int = 0
-    equal_again_until: array[int] = field(default_factory=lambda: array("q"))
-    """For each prompt, the position up to which it equals the prompt before except for an early difference; 0 without
-    such a difference.
-    """
-    difference_starts: array[int] = field(default_factory=lambda: array("q"))
-    examples: list[tuple[PromptKey, PromptKey, EarlyDifference]] = field(default_factory=list)
+    num_prompts_with_functions: int = 0
+    differences: list[EarlyDifference | None] = field(default_factory=list)
+    """For each prompt, how it differs from the prompt before it."""
+
+    def equal_again_until(self) -> Counts:
+        """Return, for each prompt, the position up to which it equals the prompt before except for an early difference,
+        in whole units as the known tokens are counted; 0 without such a difference.
+        """
+        ends = [0 if each is None else each.end + each.num_equal for each in self.differences]
+        return np.array(ends, np.int64) // self.log.unit * self.log.unit
 
 
 def analyze_file(
@@ -109,7 +111,9 @@ def analyze_file(
     prefixes = largest_prefixes(shared_prefixes(log, size), _MAX_PREFIXES, _MIN_SAVED * total)
     num_distinct = len(np.unique(np.concatenate(list(log.block_hashes(size)))))
     pools = _pool_sizes(options, num_tokens, size, num_distinct)
-    texts = _Texts(file, encoder, {log.keys[prefix.example] for _, prefix in prefixes} | _example_keys(reading))
+    lost = np.flatnonzero(reading.equal_again_until() > known).tolist()
+    shown = {log.keys[index] for example in lost[:_MAX_EXAMPLES] for index in (example - 1, example)}
+    texts = _Texts(file, encoder, {log.keys[prefix.example] for _, prefix in prefixes} | shown)
     return PromptAnalysis(
         file=path.name,
         tokenizer="" if reading.is_hashed else tokenizer,
@@ -139,8 +143,9 @@ def analyze_file(
             )
             for depth, prefix in prefixes
         ),
-        differences=_differences(reading, known, total, texts),
+        differences=_differences(reading, known, total, texts, lost, file.record_name),
         num_prompts_with_images=reading.num_prompts_with_images,
+        num_prompts_with_functions=reading.num_prompts_with_functions,
         num_skipped_lines=num_skipped,
         problems=problems,
     )
@@ -150,7 +155,7 @@ def _read(
     file: RequestFile, options: AnalysisOptions, encoder: Callable[[], PromptEncoder], report: Progress
 ) -> _Reading:
     reading: _Reading | None = None
-    earlier: tuple[PromptKey, list[int]] | None = None
+    earlier: list[int] | None = None
     for key, prompt in file.prompts(lambda share: report("read", share)):
         if reading is None:
             reading = _new_reading(prompt, options)
@@ -158,9 +163,9 @@ def _read(
             file.skip(key[0], "prompts and lines of a Mooncake trace cannot be analysed together")
             continue
         if reading.is_hashed:
-            hashes = prompt.hash_ids[: prompt.num_tokens // MOONCAKE_BLOCK]
+            hashes = prompt.hash_ids[: prompt.num_tokens // TOKENS_PER_HASH]
             reading.log.add_hashes(key, prompt.num_tokens, hashes)
-            reading.equal_again_until.append(0)
+            reading.differences.append(None)
         else:
             try:
                 token_ids = encoder().token_ids(prompt)
@@ -172,8 +177,9 @@ def _read(
                 continue
             reading.log.add_tokens(key, token_ids)
             reading.num_prompts_with_images += prompt.num_images > 0
-            _compare(reading, earlier, key, token_ids)
-            earlier = key, token_ids
+            reading.num_prompts_with_functions += prompt.has_functions
+            reading.differences.append(None if earlier is None else early_difference(earlier, token_ids))
+            earlier = token_ids
         if options.max_prompts is not None and len(reading.log) >= options.max_prompts:
             break
     if reading is None or not len(reading.log):
@@ -184,27 +190,14 @@ def _read(
 
 def _new_reading(prompt: FilePrompt, options: AnalysisOptions) -> _Reading:
     if prompt.is_hashed:
-        size = options.block_size or MOONCAKE_BLOCK
-        if size % MOONCAKE_BLOCK:
+        size = options.block_size or TOKENS_PER_HASH
+        if size % TOKENS_PER_HASH:
             raise BadInput(
-                f"block_size={size} is not accepted with a Mooncake trace: must be a multiple of {MOONCAKE_BLOCK}"
+                f"block_size={size} is not accepted with a Mooncake trace: must be a multiple of {TOKENS_PER_HASH}"
             )
-        return _Reading(PromptLog(MOONCAKE_BLOCK), size, is_hashed=True)
+        return _Reading(PromptLog(TOKENS_PER_HASH), size, is_hashed=True)
     size = options.block_size or 16
     return _Reading(PromptLog(size if size % _SMALLEST_UNIT else _SMALLEST_UNIT), size, is_hashed=False)
-
-
-def _compare(
-    reading: _Reading, earlier: tuple[PromptKey, list[int]] | None, key: PromptKey, token_ids: list[int]
-) -> None:
-    difference = None if earlier is None else early_difference(earlier[1], token_ids)
-    if earlier is None or difference is None:
-        reading.equal_again_until.append(0)
-        return
-    reading.equal_again_until.append(difference.end + difference.num_equal)
-    reading.difference_starts.append(difference.start)
-    if len(reading.examples) < _MAX_EXAMPLES:
-        reading.examples.append((earlier[0], key, difference))
 
 
 def _hit_tokens(known: Counts, num_tokens: Counts, block_size: int) -> int:
@@ -231,34 +224,32 @@ def _pool_hit_rate(
     return PoolHitRate(num_blocks=num_blocks, hit_rate=run.num_hit_tokens / total, num_too_long=run.num_too_long)
 
 
-def _differences(reading: _Reading, known: Counts, total: int, texts: _Texts) -> EarlyDifferences | None:
-    """Return the early differences, unless another prompt shares as much as the prompt before would."""
-    size, until = reading.block_size, np.array(reading.equal_again_until, np.int64)
-    is_lost = until > known
-    if not is_lost.any():
+def _differences(
+    reading: _Reading, known: Counts, total: int, texts: _Texts, lost: list[int], record_name: str
+) -> EarlyDifferences | None:
+    """Return the early differences of the prompts `lost`: no other prompt shares as much as the prompt before would."""
+    if not lost:
         return None
-    num_tokens = reading.log.num_tokens
+    size, keys, num_tokens = reading.block_size, reading.log.keys, reading.log.num_tokens
     hits = _hit_tokens(known, num_tokens, size)
-    hits_without = _hit_tokens(np.where(is_lost, until, known), num_tokens, size)
+    hits_without = _hit_tokens(np.maximum(known, reading.equal_again_until()), num_tokens, size)
+    found = [(index, each) for index in lost if (each := reading.differences[index]) is not None]
     return EarlyDifferences(
-        num_prompts=int(is_lost.sum()),
-        median_start_token=int(np.median(np.array(reading.difference_starts))),
+        num_prompts=len(lost),
+        median_start_token=int(np.median([each.start for _, each in found])),
         num_lost_tokens=hits_without - hits,
         hit_rate_without=hits_without / total,
         examples=tuple(
             DifferenceExample(
-                before=texts.part(key, max(0, found.start - _TEXT_TOKENS), found.start),
-                earlier=texts.part(earlier, found.start, found.earlier_end),
-                later=texts.part(key, found.start, found.end),
-                line=key[0],
+                before=texts.part(keys[index], max(0, each.start - _TEXT_TOKENS), each.start),
+                earlier=texts.part(keys[index - 1], each.start, each.earlier_end),
+                later=texts.part(keys[index], each.start, each.end),
+                line=keys[index][0],
             )
-            for earlier, key, found in reading.examples
+            for index, each in found[:_MAX_EXAMPLES]
         ),
+        record_name=record_name,
     )
-
-
-def _example_keys(reading: _Reading) -> set[PromptKey]:
-    return {key for earlier, later, _ in reading.examples for key in (earlier, later)}
 
 
 class _Texts:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
+from kvscope_engine.simulator.workloads.mooncake import check_num_hashes
 from kvscope_telemetry.errors import BadInput
 
 ACCEPTED: Final = "`messages`, `prompt`, `conversations`, or `hash_ids` and `input_length`"
@@ -29,6 +30,8 @@ _ROLES: Final = {
     "function": "tool",
     "observation": "tool",
 }
+_DEFINITION_KEYS: Final = ("tools", "functions")
+_CALL_KEYS: Final = ("tool_calls", "function_call")
 _MAX_SHOWN: Final = 60
 _MAX_TOKEN_ID: Final = (1 << 31) - 1
 _MAX_TOKENS: Final = 1 << 24
@@ -49,6 +52,8 @@ class FilePrompt:
     num_tokens: int = 0
     """Length of a prompt that is given by `hash_ids`."""
     num_images: int = 0
+    has_functions: bool = False
+    """Whether the request defines functions or its messages call some; neither is part of the prompt."""
 
     @property
     def is_hashed(self) -> bool:
@@ -65,11 +70,12 @@ def prompts_of(record: object) -> list[FilePrompt]:
     body = record.get("body")
     if isinstance(body, Mapping):  # OpenAI's batch API
         record = body
+    has_functions = any(record.get(key) for key in _DEFINITION_KEYS)
     if isinstance(record.get("messages"), Sequence):
-        return [_chat(record["messages"])]
+        return [_chat(record["messages"], has_functions)]
     for key in ("conversations", "conversation"):
         if isinstance(record.get(key), Sequence):
-            return _conversation(record[key])
+            return _conversation(record[key], has_functions)
     if "hash_ids" in record and "input_length" in record:
         return [_hashed(record["hash_ids"], record["input_length"])]
     if "prompt" in record:
@@ -78,16 +84,18 @@ def prompts_of(record: object) -> list[FilePrompt]:
     raise BadInput(f"an object with the keys {keys:.200} is not accepted: one with {ACCEPTED} is")
 
 
-def _chat(messages: Sequence[Any]) -> FilePrompt:
+def _chat(messages: Sequence[Any], has_functions: bool) -> FilePrompt:
     converted = [_message(each, "role", "content") for each in messages]
     if not converted:
         raise BadInput("messages is empty: at least one message is accepted")
     return FilePrompt(
-        messages=tuple(message for message, _ in converted), num_images=sum(images for _, images in converted)
+        messages=tuple(message for message, _ in converted),
+        num_images=sum(images for _, images in converted),
+        has_functions=has_functions or any(map(_calls_functions, messages)),
     )
 
 
-def _conversation(turns: Sequence[Any]) -> list[FilePrompt]:
+def _conversation(turns: Sequence[Any], has_functions: bool) -> list[FilePrompt]:
     converted = [
         _message(turn, *(("from", "value") if isinstance(turn, Mapping) and "from" in turn else ("role", "content")))
         for turn in turns
@@ -96,6 +104,7 @@ def _conversation(turns: Sequence[Any]) -> list[FilePrompt]:
         FilePrompt(
             messages=tuple(message for message, _ in converted[:index]),
             num_images=sum(images for _, images in converted[:index]),
+            has_functions=has_functions or any(map(_calls_functions, turns[:index])),
         )
         for index, (message, _) in enumerate(converted)
         if message["role"] == "assistant" and index
@@ -114,6 +123,10 @@ def _message(message: object, role_key: str, content_key: str) -> tuple[Message,
         raise BadInput(f"{role_key}={_shown(message.get(role_key))} is not accepted: use {', '.join(_ROLES)}")
     content, num_images = _content(message.get(content_key))
     return {"role": role, "content": content}, num_images
+
+
+def _calls_functions(message: Mapping[str, Any]) -> bool:
+    return any(message.get(key) for key in _CALL_KEYS)
 
 
 def _content(content: object) -> tuple[str, int]:
@@ -139,14 +152,25 @@ def _content(content: object) -> tuple[str, int]:
 def _completion(prompt: object) -> list[FilePrompt]:
     if isinstance(prompt, str):
         return [FilePrompt(text=prompt)]
-    if isinstance(prompt, Sequence) and prompt:
-        if all(isinstance(token, int) for token in prompt):
-            if not all(0 <= token <= _MAX_TOKEN_ID for token in prompt):
-                raise BadInput(f"prompt has a token id that is not from 0 to {_MAX_TOKEN_ID}")
-            return [FilePrompt(token_ids=tuple(prompt))]
-        if all(isinstance(each, str | list) and each for each in prompt):
-            return [single for each in prompt for single in _completion(each)]
+    if _are_numbers(prompt):
+        return [_tokens(prompt)]
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all((isinstance(each, str) and each) or _are_numbers(each) for each in prompt)
+    ):
+        return [FilePrompt(text=each) if isinstance(each, str) else _tokens(each) for each in prompt]
     raise BadInput(f"prompt={_shown(prompt)} is not accepted: a text, token ids or a list of these is")
+
+
+def _are_numbers(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, int) for each in value)
+
+
+def _tokens(token_ids: list[int]) -> FilePrompt:
+    if not all(0 <= token <= _MAX_TOKEN_ID for token in token_ids):
+        raise BadInput(f"prompt has a token id that is not from 0 to {_MAX_TOKEN_ID}")
+    return FilePrompt(token_ids=tuple(token_ids))
 
 
 def _hashed(hash_ids: object, num_tokens: object) -> FilePrompt:
@@ -154,6 +178,9 @@ def _hashed(hash_ids: object, num_tokens: object) -> FilePrompt:
         raise BadInput(f"input_length={_shown(num_tokens)} is not accepted: must be from 1 to {_MAX_TOKENS}")
     if not (isinstance(hash_ids, list) and all(isinstance(each, int) and 0 <= each < 1 << 63 for each in hash_ids)):
         raise BadInput(f"hash_ids={_shown(hash_ids)} is not accepted: a list of whole numbers from 0 is")
+    if len(set(hash_ids)) < len(hash_ids):
+        raise BadInput("hash_ids has an id twice: each is a block with all blocks before it")
+    check_num_hashes(num_tokens, len(hash_ids))
     return FilePrompt(hash_ids=tuple(hash_ids), num_tokens=num_tokens)
 
 

@@ -32,6 +32,13 @@ class RequestFile:
     path: Path
     num_skipped: int = 0
     problems: list[str] = field(default_factory=list)
+    is_array: bool = False
+    """Whether the last reading found a JSON array."""
+
+    @property
+    def record_name(self) -> str:
+        """`line`, or `record` in a JSON array: what the number of a `PromptKey` counts."""
+        return "record" if self.is_array else "line"
 
     def prompts(self, report: Callable[[float], object] = lambda _: None) -> Iterator[tuple[PromptKey, FilePrompt]]:
         """Yield all prompts in the order of the file. `report` is called with the share of the file that was read.
@@ -45,6 +52,9 @@ class RequestFile:
             except BadInput as error:
                 self.skip(number, str(error))
                 continue
+            except RecursionError:
+                self.skip(number, "arrays or objects are nested too deeply")
+                continue
             for index, prompt in enumerate(prompts):
                 yield (number, index), prompt
 
@@ -52,14 +62,15 @@ class RequestFile:
         """Count a record that is left out."""
         self.num_skipped += 1
         if len(self.problems) < MAX_SHOWN_PROBLEMS:
-            self.problems.append(f"line {number}: {reason}")
+            self.problems.append(f"{self.record_name} {number}: {reason}")
 
     def _records(self, report: Callable[[float], object]) -> Iterator[tuple[int, bytes | msgspec.Raw | None]]:
         """Yield (number, JSON); None for a line that is too long."""
         try:
             with self.path.open("rb") as file:
                 num_bytes = max(1, os.fstat(file.fileno()).st_size)
-                if _begins_array(file):
+                self.is_array = _begins_array(file)
+                if self.is_array:
                     yield from self._array(file, num_bytes)
                     return
                 for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):

@@ -35,7 +35,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser.add_argument(
         "--model", metavar="M", default="default", help="model whose tokenizer and chat template are used"
     )
-    parser.add_argument("--block-size", type=parse_int, metavar="TOKENS", help="tokens per block (default: 16)")
+    parser.add_argument(
+        "--block-size",
+        type=parse_int,
+        metavar="TOKENS",
+        help="tokens per block (default: 16; 512 for a Mooncake trace)",
+    )
     parser.add_argument(
         "--pool-blocks",
         type=parse_int,
@@ -52,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.analysis.analysis_text import analysis_text
 
     analysis = _analyze(args)
+    # The analysis may have taken minutes: print it even if the page cannot be written.
+    print_text(msgspec.json.encode(analysis).decode() if args.json else analysis_text(analysis))
     if args.html is not None:
         _write_page(analysis, Path(args.html))
-    print_text(msgspec.json.encode(analysis).decode() if args.json else analysis_text(analysis))
     return 0
 
 

@@ -84,6 +84,33 @@ def test_time_in_the_system_prompt_is_named_with_what_it_costs(analyze: Analyze)
     assert "4 prompts differ" in analysis_text(found)
 
 
+def test_only_prompts_that_lose_cached_tokens_count_as_early_differences(analyze: Analyze) -> None:
+    """The prompts of lines 4, 7 and 8 differ early from the one before, and are cached from an earlier line: 80 of
+    their 85 tokens are in whole blocks.
+    """
+    timed = [tokens(range(10), range(500 + number, 501 + number), range(100, 174)) for number in range(3)]
+    other = tokens(range(700, 703), range(100, 174))
+    records = [timed[0], tokens(range(800, 830)), timed[1], timed[0], timed[2], other, timed[1], timed[2]]
+    found = analyze(records, block_size=8).differences
+    assert found is not None
+    assert (found.num_prompts, found.median_start_token) == (2, 5)
+    assert [example.line for example in found.examples] == [5, 6]
+
+
+def test_single_early_difference_and_functions_are_described_in_the_singular(analyze: Analyze) -> None:
+    found = analyze([tokens(range(10), range(500 + number, 501 + number), range(100, 174)) for number in range(2)])
+    assert "1 prompt differs from the one before" in analysis_text(found)
+    message = {"role": "user", "content": "w1"}
+    chat = analyze([{"messages": [message], "tools": [{"type": "function"}]}, {"messages": [message]}])
+    assert "are not part of the prompts: 1 prompt has some." in analysis_text(chat)
+    assert "No shared prefix saves 0.1 %" in analysis_page(chat)
+
+
+def test_deeply_nested_line_is_left_out(analyze: Analyze) -> None:
+    nested = [f'{{"prompt": {"[" * depth}1{"]" * depth}}}' for depth in (3, 700, 940, 5000)]
+    assert analyze([*nested, tokens(range(20))]).num_skipped_lines == 4
+
+
 def test_broken_lines_are_left_out_and_counted(analyze: Analyze) -> None:
     found = analyze(["{broken", tokens(range(20)), {"foo": 1}, {"hash_ids": [1], "input_length": 512}])
     assert (found.num_prompts, found.num_skipped_lines) == (1, 3)
@@ -102,8 +129,18 @@ def test_mooncake_trace_is_analysed_by_its_hashes(analyze: Analyze) -> None:
 
 def test_array_of_conversations_is_read_like_lines(analyze: Analyze) -> None:
     conversation = {"conversations": [{"from": "human", "value": "w1 w2"}, {"from": "gpt", "value": "w3"}]}
-    found = analyze([json.dumps([conversation, conversation], indent=1)])
+    found = analyze([json.dumps([conversation, conversation, {}], indent=1)])
     assert found.num_prompts == 2
+    assert found.problems[0].startswith("record 3: ")
+
+
+def test_analysis_is_printed_if_its_page_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(json.dumps({"hash_ids": [1], "input_length": 600}) + "\n")
+    assert main(["analyze", str(path), "--html", str(tmp_path / "missing" / "page.html")]) == 1
+    printed = capsys.readouterr()
+    assert "1 prompt with 600 tokens" in printed.out
+    assert "cannot be written" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,19 @@ def test_completions_have_texts_or_token_ids() -> None:
     assert prompts_of({"prompt": "a", "output_tokens": 5}) == [FilePrompt(text="a")]
     assert prompts_of({"prompt": [1, 2]}) == [FilePrompt(token_ids=(1, 2))]
     assert prompts_of({"prompt": ["a", "b"]}) == [FilePrompt(text="a"), FilePrompt(text="b")]
+    assert prompts_of({"prompt": ["a", [1, 2]]}) == [FilePrompt(text="a"), FilePrompt(token_ids=(1, 2))]
+
+
+def test_prompts_of_requests_that_define_or_call_functions_are_marked() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    assert [
+        prompts_of(record)[0].has_functions
+        for record in (
+            {"messages": [QUESTION], "tools": [{"type": "function"}]},
+            {"messages": [QUESTION, call]},
+            {"messages": [QUESTION], "tools": []},
+        )
+    ] == [True, True, False]
 
 
 def test_equal_images_have_equal_placeholders() -> None:
@@ -52,7 +65,11 @@ def test_equal_images_have_equal_placeholders() -> None:
         ({"prompt": [-1]}, "token id"),
         ({"prompt": [1, "a"]}, "prompt="),
         ({"hash_ids": [1], "input_length": 0}, "input_length=0"),
+        ({"prompt": [[[1]]]}, "prompt="),
+        ({"prompt": [[]]}, "prompt="),
         ({"hash_ids": ["a"], "input_length": 5}, "hash_ids="),
+        ({"hash_ids": [1, 1, 1], "input_length": 2048}, "hash_ids has an id twice"),
+        ({"hash_ids": [1], "input_length": 5120}, "input_length 5120 is not accepted with 1 hash ids"),
     ],
 )
 def test_other_records_are_refused_with_what_is_accepted(record: Any, named: str) -> None:

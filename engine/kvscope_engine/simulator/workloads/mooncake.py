@@ -45,16 +45,24 @@ def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
     return Workload(path.name, from_first_arrival(path, requests), TOKENS_PER_HASH)
 
 
+def check_num_hashes(num_tokens: int, num_hashes: int) -> None:
+    """Raise BadInput if a prompt of `num_tokens` cannot have this number of hash ids. A prompt without any is accepted.
+
+    The remaining tokens after the last whole block may have an id or not.
+    """
+    if num_hashes and not num_tokens // TOKENS_PER_HASH <= num_hashes <= -(-num_tokens // TOKENS_PER_HASH):
+        raise BadInput(
+            f"input_length {num_tokens} is not accepted with {num_hashes} hash ids: each stands for"
+            f" {TOKENS_PER_HASH} tokens"
+        )
+
+
 def _request(line: MooncakeLine, numbers: dict[int, int]) -> WorkloadRequest:
     """Convert a line of the trace. `numbers` maps each hash id to a small number that can be used as a token
     id, and is extended for new ids.
     """
     length = checked_count("input_length", line.input_length, 1)
-    blocks = len(line.hash_ids)
-    if blocks and not length // TOKENS_PER_HASH <= blocks <= -(-length // TOKENS_PER_HASH):
-        raise BadInput(
-            f"input_length {length} is not accepted with {blocks} hash ids: each stands for {TOKENS_PER_HASH} tokens"
-        )
+    check_num_hashes(length, len(line.hash_ids))
     return WorkloadRequest(
         arrival_ns=round(line.timestamp * 1e6),
         num_prompt_tokens=length,
