@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
 from kvscope_telemetry.discovery.places import PLACES
 from kvscope_telemetry.discovery.probed_ports import probed_ports
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.printable import print_line, print_text, printable
 
 if TYPE_CHECKING:
@@ -86,9 +87,13 @@ def find(args: argparse.Namespace) -> int:
 
 def _engines(args: argparse.Namespace) -> tuple[FoundEngine, ...]:
     if "://" in args.host:
+        if args.port:
+            raise BadInput(f"--port is for the ports of a machine, and does not go with {args.host}")
         from kvscope_telemetry.discovery.places import find_in_place
 
         return find_in_place(args.host, api_key=read_api_key(args.api_key_file))
+    if args.api_key_file is not None:
+        raise BadInput("--api-key-file is for a PLACE such as prometheus://: no key is sent to ports that are searched")
     from kvscope_telemetry.discovery.local_search import find_engines
 
     return find_engines(args.host, args.port)

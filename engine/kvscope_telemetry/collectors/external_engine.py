@@ -62,7 +62,9 @@ class ExternalEngine:
     owned_by: str = ""
     """Owner of the models in the server's list of models (`/v1/models`), if it is not the scheme."""
     program_names: tuple[str, ...] = ()
-    """Words in a container's image or command by which the engine is recognized."""
+    """Names of the programs and Python packages by which the engine is recognized in a container's command. The name of
+    its image may also contain them.
+    """
     events_option: str = ""
     """Command-line option, as the user types it, with which the engine's server publishes KV events."""
     from_inside: str = ""

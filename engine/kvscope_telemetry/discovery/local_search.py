@@ -14,7 +14,7 @@ from kvscope_telemetry.discovery.server_probe import probe_server
 from kvscope_telemetry.errors import BadInput
 
 SEARCH_S: Final = 4.0
-"""Time in seconds after which the search ends. Whoever has not answered by then is not found."""
+"""Time in seconds after which the search ends. Engines that have not answered by then are not listed."""
 THIS_MACHINE: Final = "127.0.0.1"
 
 

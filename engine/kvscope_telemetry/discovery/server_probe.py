@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +22,7 @@ from kvscope_telemetry.discovery.probed_ports import OLLAMA_PORT
 from kvscope_telemetry.program_version import program_version
 
 TIMEOUT_S: Final = 1.0
-"""Timeout in seconds of connecting, and of each read of an answer."""
+"""Timeout in seconds of connecting, of each read of an answer, and of reading the body of an answer."""
 MAX_BYTES: Final = 1 << 20
 OWN_NAME: Final = "kvscope"
 """Name of kvscope's engine in its list of models (`owned_by`)."""
@@ -65,11 +66,22 @@ def _get(host: str, port: int, path: str) -> _Answer | None:
     try:
         connection.request("GET", path, headers={"User-Agent": f"kvscope/{program_version()}".replace(" ", "-")})
         response = connection.getresponse()
-        return _Answer(response.status, response.read(MAX_BYTES))
+        return _Answer(response.status, _read(response))
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    """Return the body as far as it arrives within the timeout: a server may send it byte by byte."""
+    body = b""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while len(body) < MAX_BYTES and (part := response.read1(MAX_BYTES - len(body))):
+        body += part
+        if time.monotonic() > deadline_s:
+            break
+    return body
 
 
 def _listed_engine(host: str, port: int, content: Mapping[str, Any]) -> FoundEngine | None:
@@ -79,7 +91,7 @@ def _listed_engine(host: str, port: int, content: Mapping[str, Any]) -> FoundEng
     owner, model = first.get("owned_by"), printable_text_or_empty(first.get("id"))
     if owner == OWN_NAME:
         return FoundEngine(f"http://{host}:{port}", OWN_NAME, model, note=_OWN_API_NOTE, can_attach=False)
-    engine = next((each for each in external_engines.ENGINES if owner in (each.scheme, each.owned_by)), None)
+    engine = next((each for each in external_engines.ENGINES if owner and owner in (each.scheme, each.owned_by)), None)
     return None if engine is None else FoundEngine(f"{engine.scheme}://{host}:{port}", engine.name, model)
 
 

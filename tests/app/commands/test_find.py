@@ -50,6 +50,24 @@ def test_found_engines_are_printed_as_json(
     assert set(printed[0]) == {"address", "engine", "model", "version", "note", "can_attach"}
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "prometheus://h:9090 --port 9000",
+            "--port is for the ports of a machine, and does not go with prometheus://h:9090",
+        ),
+        ("gpu-box --api-key-file key", "--api-key-file is for a PLACE such as prometheus://: no key is sent to ports"),
+    ],
+)
+def test_option_that_would_be_ignored_is_refused(
+    asked: list[tuple[str, list[int]]], capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    assert main(["find", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"kvscope: {message}")
+    assert asked == []
+
+
 def test_addresses_for_the_fleet_are_those_that_can_be_attached(
     asked: list[tuple[str, list[int]]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,9 +96,7 @@ def test_server_that_wants_a_key_for_its_metrics_too_is_assumed_to_be_the_engine
     assert found.note == "needs an API key; assumed to be vLLM, because of its port"
 
 
-@pytest.mark.parametrize(
-    "body", [b"<html>", b"[]", b'{"data": [1]}', b'{"data": [{"owned_by": "other"}]}', b"[" * 9999]
-)
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"data": [1]}', models("other"), models(""), b"[" * 9999])
 def test_other_servers_are_not_listed(server: FakeServer, body: bytes) -> None:
     server.set_answer(MODELS, body)
     assert probe(server) is None
@@ -113,6 +112,25 @@ def silent_port() -> Iterator[int]:
 def test_program_that_does_not_answer_is_given_up(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_probe, "TIMEOUT_S", 0.05)
     assert probe_server("127.0.0.1", silent_port) is None
+
+
+def test_answer_that_arrives_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_probe, "TIMEOUT_S", 0.1)
+    end = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with client, suppress(OSError):
+            client.sendall(b"HTTP/1.0 200 OK\r\n\r\n[")
+            while not end.wait(0.01):
+                client.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=trickle, args=[listener])
+        thread.start()
+        assert probe_server("127.0.0.1", listener.getsockname()[1]) is None
+        end.set()
+        thread.join()
 
 
 def test_search_ends_although_a_probe_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Runs the user's `kubectl`: lists the pods with engines, and builds the command of a port forwarding.
 
-An engine is recognized by the image and the command of a container. No request is sent to a pod.
+An engine is recognized by the name of a container's image, or by the program in its command. No request is sent to a
+pod.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import msgspec
 
 from kvscope_telemetry.collectors import external_engines
 from kvscope_telemetry.collectors.external_engine import ExternalEngine
-from kvscope_telemetry.collectors.kubernetes.pod_address import PodAddress
+from kvscope_telemetry.collectors.kubernetes.pod_address import MAX_PORT, PodAddress
 from kvscope_telemetry.collectors.server_facts import mapping
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 TIMEOUT_S: Final = 15.0
 MAX_BYTES: Final = 64 << 20
-_PORT_OPTION: Final = re.compile(r"--port[= ](\d{1,5})\b")
+_PORT_OPTION: Final = re.compile(r"--port[= ](\d{1,5})(?!\S)")
+_ENDED: Final = ("Succeeded", "Failed")
+"""Phases of pods whose containers have all ended."""
 _MAX_ERROR_LETTERS: Final = 300
 
 
@@ -88,6 +91,8 @@ def error_text(output: bytes) -> str:
 def _engines_of(address: PodAddress, item: Mapping[str, Any]) -> Iterator[EnginePod]:
     name = mapping(item.get("metadata")).get("name")
     phase = mapping(item.get("status")).get("phase")
+    if phase in _ENDED:
+        return
     containers = mapping(item.get("spec")).get("containers")
     for container in containers if isinstance(containers, list) else ():
         found = _engine_in(mapping(container))
@@ -100,18 +105,39 @@ def _engines_of(address: PodAddress, item: Mapping[str, Any]) -> Iterator[Engine
 
 def _engine_in(container: Mapping[str, Any]) -> tuple[ExternalEngine, int] | None:
     """Return the engine of a container and the port of its server; None if there is no engine that kvscope knows."""
-    words = [container.get("image"), *_texts(container.get("command")), *_texts(container.get("args"))]
-    text = " ".join(word for word in words if isinstance(word, str))
-    engine = next((each for each in external_engines.ENGINES if any(n in text for n in each.program_names)), None)
+    image, text = container.get("image"), _command_line(container)
+    engine = _engine_of_image(image if isinstance(image, str) else "") or _engine_of_command(text)
     if engine is None:
         return None
     ports = container.get("ports")
     listed = [mapping(port).get("containerPort") for port in (ports if isinstance(ports, list) else ())]
     option = _PORT_OPTION.search(text)
-    if option is not None:
+    if option is not None and 1 <= int(option[1]) <= MAX_PORT:
         return engine, int(option[1])
-    numbers = [port for port in listed if isinstance(port, int)]
+    numbers = [port for port in listed if isinstance(port, int) and 1 <= port <= MAX_PORT]
     return engine, engine.port if engine.port in numbers or not numbers else numbers[0]
+
+
+def _engine_of_image(image: str) -> ExternalEngine | None:
+    name = image.rpartition("/")[2]
+    return next((each for each in external_engines.ENGINES if any(n in name for n in each.program_names)), None)
+
+
+def _engine_of_command(text: str) -> ExternalEngine | None:
+    """Return the engine whose program or Python module is the first that the command names. Names that are parts of a
+    word do not count, because they may be those of hosts, models and options.
+    """
+    for word in text.split():
+        name = word.rpartition("/")[2]
+        for engine in external_engines.ENGINES:
+            if any(name == program or name.startswith(f"{program}.") for program in engine.program_names):
+                return engine
+    return None
+
+
+def _command_line(container: Mapping[str, Any]) -> str:
+    words = [*_texts(container.get("command")), *_texts(container.get("args"))]
+    return " ".join(word for word in words if isinstance(word, str))
 
 
 def _texts(value: object) -> list[object]:

@@ -17,7 +17,7 @@ _SELECTOR: Final = re.compile(r"[\w./=!, ()-]{0,500}", re.ASCII)
 """Accepted label selectors. They never begin with a minus sign, which would be an option of kubectl."""
 _CONTEXT: Final = re.compile(r"[\w./:@-]{1,253}", re.ASCII)
 _OPTIONS: Final = ("pod", "engine", "port", "context")
-_MAX_PORT: Final = 65_535
+MAX_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class PodAddress:
 def _port(value: str) -> int:
     if not value:
         return 0
-    if not (value.isascii() and value.isdigit() and len(value) <= 5 and 1 <= int(value) <= _MAX_PORT):
-        raise BadInput(f"port={value!r} is not accepted: a port from 1 to {_MAX_PORT}")
+    if not (value.isascii() and value.isdigit() and len(value) <= 5 and 1 <= int(value) <= MAX_PORT):
+        raise BadInput(f"port={value!r} is not accepted: a port from 1 to {MAX_PORT}")
     return int(value)
 
 
