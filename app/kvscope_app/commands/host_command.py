@@ -22,7 +22,7 @@ from kvscope_telemetry.collectors.external_engines import ENGINES
 from kvscope_telemetry.errors import BadInput
 
 _PYTHON: Final = re.compile(r"python[\d.]*")
-_EXEC_LINE: Final = re.compile(r"""'''exec' "?([^"' ]+)"?""")
+_EXEC_LINE: Final = re.compile(r"""'''exec' (?:"([^"]+)"|'([^']+)'|([^"' ]+))""")
 """Second line of a script whose first line names a shell, which pip writes if Python's path is long or has spaces."""
 _PROBE: Final = (
     "import importlib.metadata as m, importlib.util as u, json, sys\n"
@@ -127,7 +127,7 @@ def _python_of_script(script: str, environment: Mapping[str, str]) -> str:
     if words and _PYTHON.fullmatch(os.path.basename(words[0])):
         return words[0]
     match = _EXEC_LINE.match(second)
-    return "" if match is None else match[1]
+    return "" if match is None else next(filter(None, match.groups()))
 
 
 def _probe(python: str, names: tuple[str, str], environment: Mapping[str, str]) -> tuple[bool, bool] | None:

@@ -141,6 +141,13 @@ def test_command_that_could_not_be_watched_is_refused_in_one_line(
     assert lines[0].startswith(f"kvscope: {message.replace('FOLDER', str(fake_vllm))}")
 
 
+@pytest.mark.parametrize("quote", ['"', "'", ""])
+def test_python_of_a_script_of_pip_is_found_in_its_second_line(fake_vllm: Path, write: Write, quote: str) -> None:
+    python = f"/my{' ' if quote else '-'}env/bin/python3"
+    write("vllm", f"#!/bin/sh\n'''exec' {quote}{python}{quote} \"$0\" \"$@\"\n' '''\n")
+    assert find_command(["vllm", "serve"], os.environ).python == python
+
+
 @pytest.mark.parametrize(
     ("words", "ranks"),
     [
