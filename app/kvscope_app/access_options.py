@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, each_rank, read_api_key
+from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, each_rank, read_api_key, saved_key
 from kvscope_telemetry.collectors.external_engines import each_engine
 from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.discovery.places import find_in_place, is_place
@@ -108,7 +108,7 @@ def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Ad
     return replace(
         address,
         kv_events=args.kv_events,
-        api_key=api_key or read_api_keys().get(address.text, ""),
+        api_key=api_key or saved_key(read_api_keys(), address.text),
         tls=args.tls or args.tls_ca is not None,
         api_key_over_http=args.api_key_over_http,
     )

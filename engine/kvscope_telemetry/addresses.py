@@ -13,12 +13,16 @@ name.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
+from urllib.parse import urlsplit
 
 from kvscope_telemetry.collectors.external_engines import each_engine, find_engine
+from kvscope_telemetry.collectors.kubernetes.pod_address import SCHEME as KUBERNETES
+from kvscope_telemetry.collectors.prometheus.prometheus_address import SCHEME as PROMETHEUS
 from kvscope_telemetry.credentials.private_files import MAX_BYTES
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.mirror.mirror import Mirror
@@ -36,8 +40,6 @@ if TYPE_CHECKING:
     from kvscope_telemetry.collectors.prometheus.prometheus_address import PrometheusAddress
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
-PROMETHEUS: Final = "prometheus"
-KUBERNETES: Final = "k8s"
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 """Environment variable with the API key, used if no key file is given.
 
@@ -188,7 +190,19 @@ class Address:
             raise BadInput(f"--kv-events is for {engines}, and does not go with {self.text}")
         if self.key is not None:
             raise BadInput(f"--key is for engines of kvscope's own and does not go with {self.text}")
+        if self.is_pod:
+            self._check_options_of_pod()
         self._check_ca_file()
+
+    def _check_options_of_pod(self) -> None:
+        options = (
+            ("--tls-ca", self.ca_file),
+            ("--tls", self.tls),
+            ("--api-key-over-http", self.api_key_over_http),
+        )
+        for name, value in options:
+            if value:
+                raise BadInput(f"{name} does not go with {self.text}: kubectl forwards the port")
 
     def _check_ca_file(self) -> None:
         if self.ca_file is not None and not self.ca_file.expanduser().is_file():
@@ -251,6 +265,16 @@ def read_api_key(path: Path | None) -> str:
     return text
 
 
+def saved_key(keys: Mapping[str, str], address: str) -> str:
+    """Return the key saved for `address` in `keys`; "" if there is none. The engines that a Prometheus server knows are
+    all read from that server, so a key saved for any address of the server is for all of them.
+    """
+    if address in keys:
+        return keys[address]
+    server = _prometheus_server(address)
+    return next((key for known, key in keys.items() if server and _prometheus_server(known) == server), "")
+
+
 def external_address(address: Address) -> ExternalAddress:
     from kvscope_telemetry.collectors.external_address import ExternalAddress
 
@@ -288,3 +312,12 @@ def _hint(address: Address) -> str:
         tls = " with --tls" if address.scheme == "https" else ""
         return f"say which engine it is, {each_engine('{scheme}://')}{tls}".replace("://", f"://{host_and_path}")
     return ""
+
+
+def _prometheus_server(address: str) -> tuple[str, ...]:
+    """Return host and path of the Prometheus server at `address`; () if it is another address."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return ()
+    return (parts.netloc, parts.path.rstrip("/")) if parts.scheme == PROMETHEUS else ()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qsl, urlsplit
 
 from kvscope_telemetry.addresses import Address, pod_address, prometheus_address
 from kvscope_telemetry.discovery.found_engine import FoundEngine
 from kvscope_telemetry.errors import BadInput
 
 PLACES: Final = "prometheus://HOST:PORT[?job=JOB] or k8s://NAMESPACE/SELECTOR"
-_LOOKBACK_S: Final = 300
-"""Seconds of the past in which an engine must have been scraped to be listed."""
 
 
 def is_place(text: str) -> bool:
     """Whether the address `text` may stand for several engines."""
     address = Address(text)
-    return (address.is_prometheus and "instance=" not in text) or (address.is_pod and "pod=" not in text)
+    try:
+        options = {name for name, _ in parse_qsl(urlsplit(text).query, keep_blank_values=True)}
+    except ValueError:
+        return False
+    return (address.is_prometheus and "instance" not in options) or (address.is_pod and "pod" not in options)
 
 
 def find_in_place(text: str, *, api_key: str = "", ca_file: Path | None = None) -> tuple[FoundEngine, ...]:
@@ -35,7 +38,7 @@ def find_in_place(text: str, *, api_key: str = "", ca_file: Path | None = None) 
     from kvscope_telemetry.collectors.prometheus.prometheus_client import PrometheusClient
 
     address = prometheus_address(Address(text, api_key=api_key, ca_file=ca_file, tls=ca_file is not None))
-    engines = PrometheusClient(address).find_engines(max(address.past_s or 0, _LOOKBACK_S))
+    engines = PrometheusClient(address).find_engines(past_s=address.past_s or 0)
     return tuple(
         FoundEngine(str(address.of_engine(labels)), engine.name, note=f"{labels['job']} {labels[INSTANCE]}".strip())
         for engine, labels in engines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from kvscope_telemetry.addresses import saved_key
 from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.discovery.found_engine import FoundEngine
 from kvscope_telemetry.discovery.places import find_in_place, is_place
@@ -67,7 +68,7 @@ class ExpandedText:
         if not is_place(text):
             return [line]
         try:
-            engines = _find(text, read_api_keys().get(text, "") or self._api_key, stopped)
+            engines = _find(text, saved_key(read_api_keys(), text) or self._api_key, stopped)
         except KvscopeError as error:
             errors.append(f"{text}: {error}")
             return self._known.get(line, [])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_telemetry.addresses import Address, each_rank
+from kvscope_telemetry.addresses import Address, each_rank, saved_key
 from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
 
@@ -56,7 +56,7 @@ def parse_list(text: str, api_key: str = "") -> FleetList:
                 if len(entries) >= MAX_ENTRIES:
                     num_ignored += 1
                     continue
-                own_key = stored_keys.get(rank_address, "") or stored_keys.get(address_text, "") or api_key
+                own_key = saved_key(stored_keys, rank_address) or saved_key(stored_keys, address_text) or api_key
                 entries[rank_address] = _entry(rank_address, name.strip(), own_key)
         except BadInput as error:
             refused.append(f"line {number}: {error}"[:_MAX_SHOWN_CHARS])

@@ -11,7 +11,8 @@ import pytest
 from tests.telemetry.collectors.pages import VllmPage, sglang_page
 from tests.telemetry.collectors.prometheus.fake_prometheus import FakePrometheus
 
-from kvscope_telemetry.discovery.places import find_in_place
+from kvscope_telemetry.credentials.api_keys import keep_api_key
+from kvscope_telemetry.discovery.places import find_in_place, is_place
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.expanded_list import AddressText, ExpandedText
 from kvscope_telemetry.fleet.fleet_list import parse_list
@@ -99,6 +100,38 @@ def test_reader_of_a_place_that_never_answers_can_be_stopped() -> None:
 def test_name_after_a_tab_belongs_to_the_engines_of_the_place(fake: FakePrometheus) -> None:
     (line,) = expanded(f"prometheus://127.0.0.1:{fake.port}/?job=sglang\tlab")
     assert line.endswith(" lab sglang gpu3:30000")
+
+
+@pytest.mark.parametrize("saved", ["", "/", "/?job=vllm", "/?job=sglang&instance=gpu3:30000"])
+def test_key_saved_for_a_prometheus_is_for_its_engines_too(fake: FakePrometheus, saved: str) -> None:
+    fake.authorization = "Bearer secret"
+    server = f"prometheus://127.0.0.1:{fake.port}"
+    keep_api_key(f"{server}{saved}", "secret")
+    lines = expanded(f"{server}/?job=sglang", f"{server}/behind/?instance=gpu1:8000")
+    keys = [entry.address.api_key for entry in parse_list("\n".join(lines), "other").entries]
+    assert keys == ["secret", "other"]
+
+
+def test_engine_that_is_no_longer_scraped_is_listed_only_if_no_other_is(fake: FakePrometheus) -> None:
+    fake.scrape(VllmPage().text(), fake.now_s - 3000, job="old")
+    place = f"prometheus://127.0.0.1:{fake.port}/?past=1h"
+    assert [each.note for each in find_in_place(place)] == ["sglang gpu3:30000", "vllm gpu1:8000", "vllm gpu2:8000"]
+    assert [each.note for each in find_in_place(f"{place}&job=old")] == ["old gpu1:8000"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("prometheus://h:9090/?app_kubernetes_io_instance=x", True),
+        ("prometheus://h:9090/?instance=x", False),
+        ("k8s://llm/pod=web", True),
+        ("k8s://llm/app=web?pod=a", False),
+        ("prometheus://[h:9090", False),
+        ("vllm://h:8000", False),
+    ],
+)
+def test_place_is_an_address_without_the_option_that_names_one_engine(text: str, expected: bool) -> None:
+    assert is_place(text) is expected
 
 
 def test_address_of_one_engine_in_a_place_stays_as_it_is(fake: FakePrometheus) -> None:

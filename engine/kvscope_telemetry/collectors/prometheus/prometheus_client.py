@@ -21,6 +21,8 @@ from kvscope_telemetry.collectors.prometheus.prometheus_address import INSTANCE,
 from kvscope_telemetry.collectors.scraped_page import MAX_SAMPLES, RAY_PREFIX, Samples
 from kvscope_telemetry.errors import ProtocolError
 
+LOOKBACK_S: Final = 300
+"""Seconds of the past in which an engine that runs was scraped."""
 MAX_INSTANCES: Final = 512
 TIMEOUT_S: Final = 30.0
 MAX_BYTES: Final = 64 << 20
@@ -74,10 +76,13 @@ class PrometheusClient:
         except (msgspec.MsgspecError, ValueError, OverflowError):
             raise ProtocolError(_not_prometheus()) from None
 
-    def find_engines(self, lookback_s: int) -> list[tuple[ExternalEngine, dict[str, str]]]:
-        """Return the engines that were scraped in the last `lookback_s` seconds, each with its labels `job` and
-        `instance`, sorted by them; at most `MAX_INSTANCES`.
+    def find_engines(self, *, past_s: int = 0) -> list[tuple[ExternalEngine, dict[str, str]]]:
+        """Return the engines that were scraped in the last `LOOKBACK_S` seconds or, if there are none, in the last
+        `past_s` seconds, each with its labels `job` and `instance`, sorted by them; at most `MAX_INSTANCES`.
         """
+        return self._find_engines(LOOKBACK_S) or (self._find_engines(past_s) if past_s > LOOKBACK_S else [])
+
+    def _find_engines(self, lookback_s: int) -> list[tuple[ExternalEngine, dict[str, str]]]:
         found: dict[tuple[str, str], ExternalEngine] = {}
         for engine in external_engines.ENGINES:
             selector = f"{{{_names_matcher([engine.metrics_prefix])}{self._matchers}}}"

@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_struct
 from kvscope_telemetry.collectors.external_engine import ExternalEngine
 from kvscope_telemetry.collectors.http_client import NoAnswer
 from kvscope_telemetry.collectors.prometheus.prometheus_address import INSTANCE, PrometheusAddress
-from kvscope_telemetry.collectors.prometheus.prometheus_client import PrometheusClient
+from kvscope_telemetry.collectors.prometheus.prometheus_client import LOOKBACK_S, PrometheusClient
 from kvscope_telemetry.collectors.prometheus.scrape_steps import SECOND_NS, ScrapeStep, ScrapeSteps
 from kvscope_telemetry.collectors.rank_translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.collectors.scraped_page import Samples, ScrapedPage
@@ -35,8 +35,6 @@ TICK_S: Final = 0.25
 POLL_S: Final = 2.0
 PAUSES_S: Final = (1.0, 30.0)
 """Pause in seconds after the first failed query, and maximum pause. The pause doubles with each failure."""
-LOOKBACK_S: Final = 300
-"""Seconds of the past in which an engine must have been scraped to be found."""
 WINDOW_S: Final = 600
 """Seconds of the past per query."""
 SINK_WAIT_S: Final = 10.0
@@ -163,7 +161,7 @@ class PrometheusSource(MirroredSource):
             self._end.wait(self._tick_s)
 
     def _choose_engine(self) -> ScrapedEngine:
-        found = self._client.find_engines(max(self.past_s, LOOKBACK_S))
+        found = self._client.find_engines(past_s=self.past_s)
         if not found:
             raise ProtocolError(
                 f"no engine with {self._address.matchers or 'any job'} was scraped in the last "
@@ -260,6 +258,8 @@ class ScrapedEngine:
         self.first_ns: int | None = None
         """Time of the first scrape that was read; None before it."""
         self.has_new_scrapes = False
+        self._asked_ns = 0
+        """Time up to which `read_new` has asked for all scrapes; 0 before its first complete read."""
         self._engine, self._rank = engine, rank
         # Prometheus knows metrics only: no prompts can be sent through it, and no KV events are known.
         capabilities = replace_struct(engine.capabilities, completions=False, token_ids=False)
@@ -271,13 +271,15 @@ class ScrapedEngine:
         return round(1.2 * self.steps.interval_ns) + round(2 * POLL_S * SECOND_NS)
 
     def read_new(self, client: PrometheusClient, now_ns: int) -> None:
-        """Read the scrapes since the last one."""
-        since_ns = self.steps.last_ns or now_ns - LOOKBACK_S * SECOND_NS
+        """Read the scrapes since the last one, as far as they were not asked for already."""
+        # A scrape may be stored later than others of its time, but not by more than the lookback.
+        since_ns = max(self.steps.last_ns, self._asked_ns - LOOKBACK_S * SECOND_NS) or now_ns - LOOKBACK_S * SECOND_NS
         seconds = (now_ns - since_ns) // SECOND_NS + 1
         while seconds > WINDOW_S:  # after a time without answers
             seconds -= WINDOW_S
             self.read(client, WINDOW_S, now_ns - seconds * SECOND_NS)
         self.read(client, int(seconds), now_ns)
+        self._asked_ns = now_ns
 
     def read(self, client: PrometheusClient, seconds: int, until_ns: int) -> None:
         scrapes = client.scrapes(self._engine, self.labels, seconds=seconds, until_ns=until_ns)

@@ -54,7 +54,10 @@ class ScrapeSteps:
     @property
     def interval_ns(self) -> int:
         """Usual time between two scrapes."""
-        return round(median(self._intervals_ns)) if len(self._intervals_ns) > 1 else USUAL_INTERVAL_NS
+        if len(self._intervals_ns) < 2:
+            return USUAL_INTERVAL_NS
+        # One gap among few intervals would raise their median.
+        return round(median(self._intervals_ns) if len(self._intervals_ns) >= 5 else min(self._intervals_ns))
 
     def learn_interval(self, times_ns: list[int]) -> None:
         """Set the scrape interval from the times of scrapes that follow each other, oldest first."""

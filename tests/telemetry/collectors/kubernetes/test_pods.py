@@ -85,6 +85,33 @@ def test_three_pods_are_found_by_image_and_command_with_the_port_of_their_server
 
 
 @needs_unix
+def test_programs_that_only_name_an_engine_are_not_listed(kubectl: FakeKubectl) -> None:
+    kubectl.set_pods(
+        [
+            pod("proxy-0", "nginx:1", args=["--upstream=http://vllm:8000"]),
+            pod("wait-0", "vllm/tools:1", command=["sh", "-c", "curl http://vllm:8000/health"]),
+            pod("done-0", phase="Succeeded"),
+            pod("broken-0", phase="Failed"),
+            pod("chat-0", "own:1", command=["python3", "-m", "sglang.launch_server", "--served-model-name", "my-vllm"]),
+            pod("shell-0", "own:1", command=["sh", "-c", "exec /opt/bin/vllm serve m --port 9000"]),
+        ]
+    )
+    found = [(each.engine, each.address.partition("?")[2]) for each in find_in_place("k8s://llm/")]
+    assert found == [
+        ("SGLang", "pod=chat-0&engine=sglang&port=30000"),
+        ("vLLM", "pod=shell-0&engine=vllm&port=9000"),
+    ]
+
+
+@needs_unix
+@pytest.mark.parametrize("port", ["0", "99999", "80001x"])
+def test_invalid_port_of_a_pod_is_ignored(kubectl: FakeKubectl, port: str) -> None:
+    kubectl.set_pods([pod("vllm-0", args=["--port", port])])
+    (found,) = find_in_place("k8s://llm/")
+    assert found.address == "k8s://llm/?pod=vllm-0&engine=vllm&port=8000"
+
+
+@needs_unix
 def test_expired_token_is_reported_in_the_words_of_kubectl(kubectl: FakeKubectl) -> None:
     kubectl.set_failure(f"E1201 memcache.go:265\n{EXPIRED}")
     with pytest.raises(KvscopeError) as raised:
@@ -188,6 +215,12 @@ def test_invalid_part_of_an_address_is_named(text: str, what: str) -> None:
     with pytest.raises(BadInput) as raised:
         Address(text).check()
     assert what in str(raised.value)
+
+
+@pytest.mark.parametrize("option", [{"tls": True}, {"ca_file": Path("ca.pem")}, {"api_key_over_http": True}])
+def test_options_of_a_connection_do_not_go_with_a_forwarded_port(option: dict[str, bool]) -> None:
+    with pytest.raises(BadInput, match=r"^--[a-z-]+ does not go with k8s://llm/.*: kubectl forwards the port"):
+        Address(ONE_POD, **option).check()  # type: ignore[arg-type]
 
 
 def test_address_without_a_pod_cannot_be_opened() -> None:

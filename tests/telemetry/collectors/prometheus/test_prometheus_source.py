@@ -14,7 +14,9 @@ from tests.telemetry.collectors.prometheus.fake_prometheus import FakePrometheus
 
 from kvscope_telemetry.collectors.prometheus import prometheus_source
 from kvscope_telemetry.collectors.prometheus.prometheus_address import PrometheusAddress
-from kvscope_telemetry.collectors.prometheus.prometheus_source import PrometheusSource
+from kvscope_telemetry.collectors.prometheus.prometheus_client import PrometheusClient
+from kvscope_telemetry.collectors.prometheus.prometheus_source import PrometheusSource, ScrapedEngine
+from kvscope_telemetry.collectors.prometheus.scrape_steps import SECOND_NS
 from kvscope_telemetry.messages.telemetry import Frame, Reading, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
@@ -175,6 +177,16 @@ def test_gap_between_scrapes_is_left_out_and_reported(
     assert len(sink.of(Snapshot)) == 2
 
 
+def test_gap_among_the_first_scrapes_is_a_gap(fake: FakePrometheus, watch: Callable[..., PrometheusSource]) -> None:
+    page = scrape_engine(fake, range(300, 299, -INTERVAL_S))
+    scrape_engine(fake, range(60, 44, -INTERVAL_S), page=page)
+    sink = MessageList()
+    source = watch(sink=sink, past_s=310)
+    wait_until(source, lambda: len(sink.of(Snapshot)) > 1)
+    (cause,) = [event.cause for frame in sink.of(Frame) for event in frame.events]
+    assert cause.startswith("Prometheus has no scrape between")
+
+
 def test_counters_that_restart_are_an_engine_restart(
     fake: FakePrometheus, watch: Callable[..., PrometheusSource]
 ) -> None:
@@ -238,6 +250,29 @@ def test_engine_that_is_no_longer_scraped_is_stale(
 ) -> None:
     scrape_engine(fake, range(290, 100, -INTERVAL_S))
     assert "the last scrape in Prometheus is from" in wait_for_state(watch(), SourceState.STALE)
+
+
+def test_time_without_scrapes_is_asked_for_only_once(fake: FakePrometheus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_source, "WINDOW_S", 500)
+    scrape_engine(fake, range(7200, 7100, -INTERVAL_S))
+    client = PrometheusClient(PrometheusAddress.parse(f"prometheus://127.0.0.1:{fake.port}"))
+    ((description, labels),) = client.find_engines(past_s=7300)
+    engine = ScrapedEngine(description, labels, None)
+    now_ns = round(fake.now_s * 1e9)
+    engine.read(client, 300, now_ns - 7000 * SECOND_NS)
+    engine.read_new(client, now_ns)
+    num_queries = fake.num_queries
+    engine.read_new(client, now_ns + 2 * SECOND_NS)
+    assert fake.num_queries == num_queries + 1
+
+
+def test_running_engine_is_shown_rather_than_one_that_was_scraped_before(
+    fake: FakePrometheus, watch: Callable[..., PrometheusSource]
+) -> None:
+    scrape_engine(fake, range(3300, 3000, -INTERVAL_S), instance="gpu0:8000")
+    scrape_engine(fake, UNTIL_LATER)
+    source = watch(past_s=3600)
+    wait_for_state(source, SourceState.LIVE)  # that of gpu0 would be stale
 
 
 def test_past_is_read_in_windows(

@@ -65,7 +65,7 @@ def test_scrapes_of_a_real_prometheus_equal_the_pages_that_the_engine_served(
         try:
             scrapes = [
                 scrape
-                for engine, labels in prometheus.find_engines(300)
+                for engine, labels in prometheus.find_engines()
                 for scrape in prometheus.scrapes(engine, labels, seconds=300, until_ns=prometheus.server_time_ns())
             ]
         except NoAnswer:
