@@ -42,8 +42,8 @@ class DifferentToken:
 
 
 @pytest.fixture(scope="module")
-def submits(storm: Callable[[int, int], int]) -> list[Submit]:
-    every = 100 // storm(4, 25)
+def submits(storm: Callable[[int, int], int], amount: Callable[[int, int], int]) -> list[Submit]:
+    every = 100 // amount(storm(4, 25), 100)
     return read_prompts([], PROMPTS, GREEDY, raw=False)[::every]
 
 
