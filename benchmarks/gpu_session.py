@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen parts. Returns 1 if one failed. Raises BadInput for an unknown part."""
+    """Run the chosen parts. Returns 1 if one failed or was cut. Raises BadInput for an unknown part."""
     names = {part.name for part in PARTS}
     if unknown := [name for name in args.parts if name not in names]:
         raise BadInput(f"there is no part {unknown[0]}; there are {', '.join(part.name for part in PARTS)}")
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         rows.append([part.name, result, f"{time.monotonic() - started_s:.0f}"])
         print(f"-- {part.name}: {result}", flush=True)
     print("\n" + table(["part", "result", "seconds"], rows))
-    return 1 if any(result.startswith("FAILED") for _, result, _ in rows) else 0
+    return 1 if any(result.startswith(("FAILED", "cut")) for _, result, _ in rows) else 0
 
 
 def _run_part(part: SessionPart, end_s: float, is_rehearsal: bool) -> str:

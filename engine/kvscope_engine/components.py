@@ -457,7 +457,8 @@ def _load_ready_model(
     if loaded.device.type == "cpu":
         threads.refresh()  # most of the start's parallel computation follows, very slow with too many threads
     damaged: list[str] = []
-    fused = make_ready_to_run(loaded.module, loaded.quantization, PassedChecks(loaded.identity, damaged.append))
+    passed = PassedChecks(loaded.identity, damaged.append, may_store=not threads.is_reduced)
+    fused = make_ready_to_run(loaded.module, loaded.quantization, passed)
     loaded = replace(loaded, notes=(*loaded.notes, *damaged))
     check_options_with_own_forward(config, loaded)
     tiles = proven_tiles(loaded) if config.deterministic else ()

@@ -80,6 +80,7 @@ class FakeThreads:
     """Counts its calls."""
 
     made: list[FakeThreads]
+    is_reduced = False
 
     def __init__(self, num_threads: int | None) -> None:
         self.num_threads = num_threads

@@ -6,6 +6,7 @@ Decides the order of download, conversion, checks and loading. Must not depend o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -151,7 +152,8 @@ def _load(
         weights_files = check_weights(folder)
         module, notes = _module(weights_files, recipe, quantization, load_args)
         if is_whole and device.type == "cpu":
-            files = [config_file, *weights_files, *([] if file is None else [file.path])]
+            class_file = Path(inspect.getfile(type(module)))
+            files = [config_file, *weights_files, *([] if file is None else [file.path]), class_file]
             identity = model_identity(files, dtype, quantization, config.num_threads or default_num_threads())
     shardings = shard_model(module, rank, name.text)
     if not rank.is_alone:

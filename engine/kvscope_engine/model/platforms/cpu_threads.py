@@ -71,6 +71,11 @@ class CpuThreads:
     def count(self) -> int:
         return self._count
 
+    @property
+    def is_reduced(self) -> bool:
+        """Whether fewer threads compute than on an idle machine."""
+        return self._count < self._max_threads
+
     def refresh(self) -> None:
         """Remove a thread for each one that waits for a core, or restore all threads. Call this often; only one
         call per `CHECK_INTERVAL_S` measures.

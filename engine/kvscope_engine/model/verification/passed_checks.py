@@ -29,11 +29,15 @@ class CheckRecord(msgspec.Struct, frozen=True):
 class PassedChecks:
     """Checks of one model: those stored under `identity`, and those made by this start.
 
-    Without an identity, nothing is read or stored. `report` is called with a line about a damaged record.
+    Without an identity, nothing is read or stored. `report` is called with a line about a damaged record. Without
+    `may_store`, such as while fewer threads compute than `identity` says, a record is only read.
     """
 
-    def __init__(self, identity: str = "", report: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, identity: str = "", report: Callable[[str], None] = lambda line: None, *, may_store: bool = True
+    ) -> None:
         self._identity = identity
+        self._may_store = may_store
         self._record = _read(identity, report) if identity else None
         self._parts: dict[str, bool] = {}
         self._num_attempts = Counter[str]()
@@ -44,11 +48,15 @@ class PassedChecks:
         return self._record
 
     def is_equivalent(self, part: str, check: Callable[[], bool]) -> bool:
-        """Return the stored result of the next attempt to replace `part`; if there is none, that of `check`."""
+        """Return the result of the next attempt to replace `part`: that of `check`, or the stored one.
+
+        With a record, a part that is not in it keeps its original: the whole model will not be compared.
+        """
         name = f"{part} {self._num_attempts[part]}"
         self._num_attempts[part] += 1
-        stored = None if self._record is None else self._record.parts.get(name)
-        self._parts[name] = check() if stored is None else stored
+        if self._record is not None:
+            return self._record.parts.get(name, False)
+        self._parts[name] = check()
         return self._parts[name]
 
     def discard(self) -> None:
@@ -57,7 +65,7 @@ class PassedChecks:
 
     def store(self, *, float32_residual: bool) -> None:
         """Store that the model passed all checks, unless that is stored already."""
-        if self._identity and self._record is None:
+        if self._identity and self._may_store and self._record is None:
             record = CheckRecord(self._parts, float32_residual)
             write_entry(_KIND, self._identity, msgspec.to_builtins(record))
 

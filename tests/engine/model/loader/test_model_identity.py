@@ -12,6 +12,7 @@ import torch
 
 from kvscope_engine import program_identity
 from kvscope_engine.model.loader.model_identity import SAMPLE_BYTES, model_identity
+from kvscope_kernels.cpu.library import library
 
 
 @pytest.fixture
@@ -28,10 +29,10 @@ def identity_of(
 
 
 def changed_in_place(path: Path) -> None:
-    """Change a byte of a file, and restore its time."""
+    """Change a byte of a file between two samples, and restore its time."""
     status = path.stat()
     with open(path, "r+b") as file:
-        file.seek(-1, os.SEEK_END)
+        file.seek(SAMPLE_BYTES * 3 // 2)
         file.write(b"x")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
@@ -54,7 +55,11 @@ def test_identity_changes_with_options_threads_and_variables(weights: Path, monk
     identities |= {identity_of(weights, quantization="int8"), identity_of(weights, num_threads=2)}
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     identities.add(identity_of(weights))
-    assert len(identities) == 5
+    monkeypatch.setattr("kvscope_engine.model.loader.model_identity.library", lambda: None)
+    identities.add(identity_of(weights))
+    monkeypatch.setattr("kvscope_engine.model.loader.model_identity.cpu_flags", lambda: frozenset(("other",)))
+    identities.add(identity_of(weights))
+    assert len(identities) == (6 if library() is None else 7)
 
 
 def test_changed_source_file_changes_the_programs_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

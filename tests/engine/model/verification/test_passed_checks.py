@@ -45,18 +45,23 @@ def load(folder: Path, **options: object) -> LoadedModel:
     return load_model(EngineConfig(model=str(folder), device="cpu", **options), lambda _: None)  # type: ignore[arg-type]
 
 
-def start(folder: Path, report: Callable[[str], None] = lambda line: None) -> tuple[FusedCounts, torch.Tensor]:
+def start(
+    folder: Path, report: Callable[[str], None] = lambda line: None, **options: object
+) -> tuple[FusedCounts, torch.Tensor]:
     """Load and prepare the model in `folder`. Returns what was fused, and the logits of a few tokens."""
-    loaded = load(folder)
+    loaded = load(folder, **options)
     counts = make_ready_to_run(loaded.module, loaded.quantization, PassedChecks(loaded.identity, report))
     trial = run_trial(loaded.module)
     return counts, trial.calls[loaded.module].output.logits
 
 
-def test_second_start_runs_no_comparison_and_gives_the_same_model(folder: Path, num_traces: Callable[[], int]) -> None:
-    first, logits = start(folder)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_second_start_runs_no_comparison_and_gives_the_same_model(
+    folder: Path, num_traces: Callable[[], int], dtype: str
+) -> None:
+    first, logits = start(folder, dtype=dtype)
     num_before = num_traces()
-    second, same_logits = start(folder)
+    second, same_logits = start(folder, dtype=dtype)
     assert first == second
     assert num_before > num_traces() - num_before == 0
     torch.testing.assert_close(same_logits, logits)
