@@ -25,6 +25,8 @@ from kvscope_telemetry.messages.commands import (
 class SpellingTokenizer:
     """One token per character; the chat template adds brackets."""
 
+    chat_template = "{{ tools }}"  # the model can call functions
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
 
