@@ -98,7 +98,7 @@ def position_limit(config: Any) -> int | None:
 
 def eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
     """Return the tokens that end an output, from `generation_config.json`, or from the configuration if that file names
-    none.
+    none. Raises BadInput for a value that is no token id, such as a text. A negative number is no token.
     """
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
@@ -106,7 +106,10 @@ def eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
     if value is None:
         value = getattr(config, "eos_token_id", None)
     ids = value if isinstance(value, list) else [value]
-    return frozenset(token_id for token_id in ids if isinstance(token_id, int))
+    for token_id in ids:
+        if token_id is not None and (isinstance(token_id, bool) or not isinstance(token_id, int)):
+            raise BadInput(f"eos_token_id={token_id!r:.60} of the model is not accepted: must be a token id")
+    return frozenset(token_id for token_id in ids if token_id is not None and token_id >= 0)
 
 
 def largest(config: Any, name: str) -> int:

@@ -163,6 +163,8 @@ class HttpExchange:
                 timeout=timeout,
                 extensions={"trace": self._trace},
             ) as answer:
+                if (encoding := answer.headers.get("Content-Encoding", "identity").lower()) != "identity":
+                    raise NoAnswer(f"{url} answers compressed ({encoding:.40}), although that was not asked for")
                 yield answer
                 self._check()
         except httpx.TimeoutException as error:
@@ -224,7 +226,9 @@ def why_refused(url: str, status: int, refusal: str) -> str:
     if status in REFUSALS:
         return f"{url} {refusal} (HTTP {status})"
     if status in _REDIRECTS:
-        return f"{url} redirects (HTTP {status}), which is not followed: use the server's own address"
+        return (
+            f"{url} redirects (HTTP {status}), which is not followed: use the server's own address, and --tls for https"
+        )
     if status == NOT_FOUND:
         return f"{url} not found (HTTP 404)"
     return f"{url} answers with HTTP {status}"

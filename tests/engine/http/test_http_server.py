@@ -205,9 +205,9 @@ def test_disconnecting_aborts_before_the_next_step(
         asked.extend([command] if isinstance(command, Abort) else [])
         return reply
 
-    def noted_abort(request_id: str) -> None:
+    def noted_abort(request_id: str, index: int | None) -> None:
         aborted_at.append(engine.step_count)
-        abort(request_id)
+        abort(request_id, index)
 
     monkeypatch.setattr(receiver, "answer", noted_answer)
     monkeypatch.setattr(engine, "abort", noted_abort)

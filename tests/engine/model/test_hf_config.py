@@ -95,13 +95,27 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("generation", "ids"),
-    [(None, {7}), ({}, {7}), ({"eos_token_id": 9}, {9}), ({"eos_token_id": [8, 9]}, {8, 9})],
+    [
+        (None, {7}),
+        ({}, {7}),
+        ({"eos_token_id": 9}, {9}),
+        ({"eos_token_id": [8, 9]}, {8, 9}),
+        ({"eos_token_id": -1}, set()),
+    ],
 )
 def test_end_of_sequence_ids_are_read(tmp_path: Path, generation: dict[str, Any] | None, ids: set[int]) -> None:
     config = read_config(written(tmp_path))
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert eos_token_ids(tmp_path, config) == ids
+
+
+@pytest.mark.parametrize("value", ["2", [2, "3"], True])
+def test_end_of_sequence_id_that_is_no_number_is_refused(tmp_path: Path, value: object) -> None:
+    config = read_config(written(tmp_path))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(BadInput, match="eos_token_id="):
+        eos_token_ids(tmp_path, config)
 
 
 def test_model_configuration_without_an_end_of_sequence_id_gives_an_empty_set(tmp_path: Path) -> None:

@@ -105,6 +105,11 @@ def raw() -> Iterator[Callable[..., Raw]]:
         each.close()
 
 
+def test_compressed_answer_is_named(raw: Callable[..., Raw], scrape: Callable[..., Scraper]) -> None:
+    server = raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n\x1f\x8b")
+    assert "answers compressed (gzip)" in failure_reason(scrape(f"vllm://127.0.0.1:{server.port}"))
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "body", "words"),
     [

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from PySide6.QtCore import QMargins, QModelIndex, QSettings, Qt, QTimer, Signal
-from PySide6.QtGui import QFontDatabase, QKeyEvent, QResizeEvent
+from PySide6.QtCore import QEvent, QMargins, QModelIndex, QSettings, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QPlainTextEdit, QSplitter, QVBoxLayout, QWidget
 
 from kvscope_app.session.background import Background
@@ -17,6 +17,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import QUERY_SQL
 from kvscope_app.ui.file_dialogs import ask_save
 from kvscope_app.ui.flow_layout import FlowLayout
+from kvscope_app.ui.fonts import mono
 from kvscope_app.ui.number_text import plural
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import (
@@ -51,9 +52,18 @@ _RUN_KEYS: Final = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
 
 
 class SqlEditor(QPlainTextEdit):
-    """Editor that reports Ctrl+Enter."""
+    """Editor in a monospaced font that reports Ctrl+Enter."""
 
     run_pressed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.document().setDefaultFont(mono())
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange:  # also by a zoom
+            self.document().setDefaultFont(mono())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in _RUN_KEYS and event.modifiers() & Qt.KeyboardModifier.ControlModifier:
@@ -205,7 +215,6 @@ class QueryView(View):
 
     def _lay_out(self) -> None:
         self.editor.setAccessibleName("SQL")
-        self.editor.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         self.editor.setTabChangesFocus(True)
         self.editor.setMinimumHeight(self.editor.fontMetrics().height() * 2)
         self.questions.setMinimumContentsLength(10)

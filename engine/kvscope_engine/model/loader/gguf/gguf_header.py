@@ -168,6 +168,8 @@ def _parse(reader: _Reader, path: Path) -> GgufHeader:
         raise BadInput("it is not a GGUF file")
     reader.skip(4)
     version = reader.integer("I")
+    if int.from_bytes(version.to_bytes(4, "big"), "little") in VERSIONS:
+        raise BadInput("it is a big-endian GGUF file: only little-endian ones are read")
     if version not in VERSIONS:
         raise BadInput(f"GGUF version {version} is unknown: {VERSIONS[0]} and {VERSIONS[1]}, little-endian, are read")
     num_tensors = reader.count(_MIN_TENSOR_BYTES, "tensors")

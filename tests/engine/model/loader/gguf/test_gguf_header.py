@@ -82,7 +82,7 @@ def replace_after(content: bytes, mark: bytes, offset: int, code: str, value: An
     ("mark", "offset", "code", "value", "reason"),
     [
         (b"GGUF", 0, "I", 1, "version 1"),
-        (b"GGUF", 0, "I", 0x03000000, "version"),
+        (b"GGUF", 0, "I", 0x03000000, "big-endian"),
         (b"GGUF", 4, "Q", 1 << 62, "tensors"),
         (b"GGUF", 12, "Q", 1 << 62, "fields"),
         (b"GGUF", 20, "Q", (1 << 64) - 1, "truncated"),
