@@ -330,7 +330,8 @@ class Chat(QObject):
         self, answer: ChatAnswer, reply: Failed | Done | Tokens | Accepted | Finished | Refused
     ) -> None:
         if isinstance(reply, Failed):
-            answer.end("interrupted", reply.reason)
+            if answer.phase is AnswerPhase.STOPPING or answer.index is None:  # else another answer's Abort failed
+                answer.end("interrupted", reply.reason)
         elif isinstance(reply, Done):
             # The engine has processed the Abort. The answer ends with its Finished, which normally follows.
             if answer.phase is AnswerPhase.STOPPING:

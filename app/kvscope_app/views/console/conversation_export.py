@@ -10,6 +10,7 @@ import msgspec
 
 from kvscope_app.views.console.answer_text import ending_text, exact_time, stats_text
 from kvscope_app.views.console.conversation import Conversation, Message
+from kvscope_app.views.console.tools import arguments_text
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 FORMAT: Final = "kvscope-conversations"
@@ -58,8 +59,12 @@ def _conversation_markdown(conversation: Conversation) -> str:
 
 def _message_lines(message: Message) -> list[str]:
     name = "You" if message.role == "user" else "Answer"
+    if message.tool_results:
+        name = f"Result of {', '.join(result.name for result in message.tool_results)}"
     written = exact_time(message.written_s)
     lines = [f"## {name}" + (f" ({written})" if written else ""), "", message.sent_text]
+    for call in message.tool_calls:
+        lines += ["", f"Calls {call.name}:", "", "```json", arguments_text(call), "```"]
     figures = "  ·  ".join(filter(None, [stats_text(message.stats), ending_text(message)]))
     return [*lines, "", f"*{figures}*"] if figures and message.role == "assistant" else lines
 

@@ -72,7 +72,7 @@ def _tool(definition: Any, number: int) -> dict[str, Any]:
     if not isinstance(function.get("description", ""), (str, NoneType)):
         raise BadInput(f"Tools: the description of {name} must be a text")
     if not isinstance(function.get("parameters", {}), (dict, NoneType)):
-        raise BadInput(f"Tools: the parameters of {name} must be a JSON schema, such as {{'type': 'object'}}")
+        raise BadInput(f'Tools: the parameters of {name} must be a JSON schema, such as {{"type": "object"}}')
     return {"type": "function", "function": function}
 
 

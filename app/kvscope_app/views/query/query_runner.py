@@ -33,12 +33,14 @@ class QueryRunner:
         self._database: RecordingDatabase | None = None
         self._bookmarks: Sequence[Bookmark] = ()
         """Bookmarks that `_database` contains."""
+        self._is_partial = False
+        """Whether the recording could still grow when `_database` read it."""
         self._report_progress: ProgressCallback = lambda share: True
         self._is_cancelled = False
 
     def start(self, sql: str, path: Path | None = None) -> Background[QueryResult]:
         """Start a query; the previous one must have ended. With `path`, all rows are written to that CSV file, which is
-        replaced when it is complete; the result then has no more than `MAX_ROWS` rows.
+        replaced when it is complete; the result then has all rows.
         """
         # The session is read here, on the GUI thread.
         if self._handle is None:
@@ -51,8 +53,9 @@ class QueryRunner:
         """Stop reading or the running query."""
         self._is_cancelled = True
         work.cancel()
-        if self._database is not None:
-            self._database.interrupt()
+        database = self._database  # the query's thread may replace it meanwhile
+        if database is not None:
+            database.interrupt()
 
     def close(self) -> None:
         """Release the database. No query may be running."""
@@ -68,6 +71,8 @@ class QueryRunner:
         self._report_progress = report_progress
         try:
             database = self._current_database(bookmarks)
+            if self._is_cancelled:
+                raise OpeningCancelled
             if path is None:
                 return database.query(sql, MAX_ROWS)
             return _export(database, sql, path)
@@ -82,9 +87,10 @@ class QueryRunner:
         if self._handle is None:
             raise KvscopeError(NO_DATA)
         recording = self._handle.get(self._watch)
-        if self._database is not None and (recording.may_grow or bookmarks != self._bookmarks):
+        if self._database is not None and (self._is_partial or recording.may_grow or bookmarks != self._bookmarks):
             self.close()
         if self._database is None:
+            self._is_partial = recording.may_grow
             stored: Iterable[Bookmark] = () if recording.may_grow else read_bookmarks(bookmark_file(recording))
             self._database = RecordingDatabase(recording, watch=self._watch, bookmarks=[*stored, *bookmarks])
             self._bookmarks = bookmarks

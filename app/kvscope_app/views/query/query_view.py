@@ -183,6 +183,7 @@ class QueryView(View):
         self.run.setEnabled(can_run)
         self.export.setEnabled(can_run)
         self.cancel.setEnabled(self._work is not None)
+        self.questions.setEnabled(self._work is None)
 
     def _choose(self, index: int) -> None:
         if index > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
@@ -61,17 +60,17 @@ class ResultModel(QAbstractTableModel):
         if not 0 <= column < len(self._head):
             return
         self.layoutAboutToBeChanged.emit()
-        known = [row for row in self._rows if row[column] is not None]
-        unknown = [row for row in self._rows if row[column] is None]
+        values = [row[column] for row in self._rows]
+        known = [index for index, value in enumerate(values) if value is not None]
         is_descending = order == Qt.SortOrder.DescendingOrder
-        in_order = functools.cmp_to_key(_compare)
-        known.sort(key=lambda row: in_order(row[column]), reverse=is_descending)
-        self._rows = known + unknown
+        try:
+            known.sort(key=values.__getitem__, reverse=is_descending)
+        except TypeError:  # maps and structs have no order
+            known.sort(key=lambda index: str(values[index]), reverse=is_descending)
+        old_indexes = [*known, *(index for index, value in enumerate(values) if value is None)]
+        new_indexes = {old: new for new, old in enumerate(old_indexes)}
+        self._rows = [self._rows[index] for index in old_indexes]
+        before = self.persistentIndexList()  # of the selection
+        after = [self.index(new_indexes[index.row()], index.column()) for index in before]
+        self.changePersistentIndexList(before, after)
         self.layoutChanged.emit()
-
-
-def _compare(a: Any, b: Any) -> int:
-    try:
-        return int(a > b) - int(a < b)
-    except TypeError:  # maps and structs have no order
-        return int(str(a) > str(b)) - int(str(a) < str(b))

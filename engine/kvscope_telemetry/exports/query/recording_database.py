@@ -82,6 +82,7 @@ class RecordingDatabase:
         for lock in _LOCKS:
             self._connection.execute(lock)
         self._loaded: set[str] = set()
+        self._is_interrupted = False
 
     def __enter__(self) -> Self:
         return self
@@ -100,9 +101,12 @@ class RecordingDatabase:
             QueryInterrupted: `interrupt` was called.
             KeyboardInterrupt: SIGINT arrived while the query ran.
         """
+        self._is_interrupted = False
         with self._errors_in_one_line():
             self._check_statement(sql)
             self._load(self._tables_of(sql))
+            if self._is_interrupted:  # between two statements, DuckDB ignores an interrupt
+                raise QueryInterrupted("the query was stopped")
             # A read-only transaction, because EXPLAIN ANALYZE runs statements of any type.
             self._connection.execute("BEGIN TRANSACTION READ ONLY")
             try:
@@ -118,6 +122,7 @@ class RecordingDatabase:
 
     def interrupt(self) -> None:
         """Stop a running query. Can be called from any thread."""
+        self._is_interrupted = True
         self._connection.interrupt()
 
     def _check_statement(self, sql: str) -> None:
@@ -147,7 +152,7 @@ class RecordingDatabase:
     def _create(self, table: Table) -> None:
         integers = [replace(column, type="int") if column.type == "time" else column for column in table.columns]
         self._connection.register("loading", arrow_table(replace(table, columns=tuple(integers))))
-        self._connection.execute(f'CREATE TABLE "{table.name}" AS SELECT * FROM loading')
+        self._connection.execute(f'CREATE OR REPLACE TABLE "{table.name}" AS SELECT * FROM loading')
         self._connection.unregister("loading")
         for column in table.columns:
             text = ": ".join(part for part in (column.unit, column.description) if part).replace("'", "''")

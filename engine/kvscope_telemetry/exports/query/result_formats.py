@@ -26,7 +26,12 @@ _MAX_CELL: Final = 60
 
 
 def is_number(type_name: str) -> bool:
-    return type_name.partition("(")[0] in (*_INTEGERS, *_LARGE_INTEGERS, *_FLOATS)
+    return _base_type(type_name) in (*_INTEGERS, *_LARGE_INTEGERS, *_FLOATS)
+
+
+def _base_type(type_name: str) -> str:
+    """Return a type without its precision, such as DECIMAL for DECIMAL(2,1); "" for lists and arrays."""
+    return "" if type_name.endswith("]") else type_name.partition("(")[0]
 
 
 def cell_text(value: Any) -> str:
@@ -68,7 +73,7 @@ def as_table(result: QueryResult) -> Table:
     columns = []
     for index, (name, type_name) in enumerate(zip(result.names, result.types, strict=True)):
         values = [row[index] for row in result.rows]
-        base = type_name.partition("(")[0]
+        base = _base_type(type_name)
         if base in _FLOATS:
             numbers = np.array([math.nan if value is None else float(value) for value in values], np.float64)
             columns.append(Column(name, "float", numbers))

@@ -163,14 +163,16 @@ def _kind_and_values(column: Column, factor: float) -> dict[str, Any]:
 
 def _fitting_rows(columns: list[dict[str, Any]], max_bytes: int) -> list[int]:
     totals = next(column["values"] for column in columns if column["key"] == "total")
-    num_rows = len(totals)
-    sizes = np.zeros(num_rows, np.int64)
-    for column in columns:
-        sizes += [len(_json(value).encode("utf-8", "replace")) + 1 for value in column["values"]]
     # Requests without an end come first.
-    order = sorted(range(num_rows), key=lambda row: -(math.inf if totals[row] is None else totals[row]))
-    fits = np.cumsum(sizes[order]) <= max_bytes
-    return sorted(row for row, is_kept in zip(order, fits.tolist(), strict=True) if is_kept)
+    order = sorted(range(len(totals)), key=lambda row: -(math.inf if totals[row] is None else totals[row]))
+    kept: list[int] = []
+    num_bytes = 0
+    for row in order:
+        num_bytes += sum(len(_json(column["values"][row]).encode("utf-8", "replace")) + 1 for column in columns)
+        if num_bytes > max_bytes:
+            break
+        kept.append(row)
+    return sorted(kept)
 
 
 def _text(text: str) -> str:

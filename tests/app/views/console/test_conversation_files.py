@@ -12,7 +12,9 @@ from kvscope_app.views.console.attachments import Attachment
 from kvscope_app.views.console.conversation import AnswerStats, Conversation, Message
 from kvscope_app.views.console.conversation_export import FORMAT, to_json, to_markdown
 from kvscope_app.views.console.conversation_import import read_conversations
+from kvscope_app.views.console.tools import ToolResult
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import ToolCall
 
 
 def conversation(**changes):
@@ -74,6 +76,17 @@ def test_markdown_export_has_title_model_turns_files_and_figures():
     ):
         assert part in text
     assert "So it is." not in text
+
+
+def test_markdown_export_has_calls_and_their_results():
+    call = ToolCall(id="a", name="weather", arguments='{"city":"Oslo"}')
+    chat = Conversation(key="k")
+    chat.append("user", "How is the weather?")
+    chat.append("assistant", "").tool_calls = [call]
+    chat.append("user", "rain").tool_results = [ToolResult(id="a", name="weather", content="rain")]
+    text = to_markdown([chat])
+    assert 'Calls weather:\n\n```json\n{\n  "city": "Oslo"\n}\n```' in text
+    assert "## Result of weather" in text
 
 
 def test_conversation_is_exported_to_a_file_named_in_the_notice(console, run_file, tmp_path):

@@ -100,11 +100,21 @@ def test_running_query_can_be_stopped_and_the_next_one_runs(view, ask, qtbot):
     assert ask("select 7 as a") == [["7"]]
 
 
+def test_selected_row_stays_selected_when_the_rows_are_sorted(view, ask):
+    ask("select * from (values (1, 'c'), (2, null), (3, 'a')) as rows(number, name)")
+    view.table.selectRow(0)
+    view.model.sort(1, Qt.SortOrder.AscendingOrder)
+    (selected,) = view.table.selectionModel().selectedRows()
+    assert (selected.row(), view.model.value(selected.row(), "number")) == (1, 1)
+
+
 def test_closing_the_view_stops_a_running_query(view, ask):
     ask("select 1")
     view.editor.setPlainText(ENDLESS)
     view.run_query()
+    work = view._work
     view.shut_down()
+    assert work.wait(WAIT_MS / 1000)
 
 
 def test_export_writes_all_rows_to_a_csv_file(view, qtbot, tmp_path, monkeypatch):

@@ -135,12 +135,26 @@ def test_query_changes_no_later_answer(sample: RecordingDatabase) -> None:
 
 
 def test_running_query_can_be_stopped_from_another_thread(sample: RecordingDatabase) -> None:
-    timer = threading.Timer(0.05, sample.interrupt)
-    timer.start()
-    with pytest.raises(QueryInterrupted):
-        sample.query("select count(*) from range(1000000000) a, range(1000000000) b")
-    timer.join()
+    is_done = threading.Event()
+
+    def stop_repeatedly() -> None:
+        while not is_done.wait(0.05):
+            sample.interrupt()
+
+    thread = threading.Thread(target=stop_repeatedly)
+    thread.start()
+    try:
+        with pytest.raises(QueryInterrupted):
+            sample.query("select count(*) from range(1000000000) a, range(1000000000) b")
+    finally:
+        is_done.set()
+        thread.join()
     assert sample.query("select 1").rows == [(1,)]
+
+
+def test_list_of_numbers_is_exported_as_text(sample: RecordingDatabase) -> None:
+    (column,) = as_table(sample.query("select list(1.5) as a")).columns
+    assert (column.type, list(column.values)) == ("text", ["[1.5]"])
 
 
 def test_limit_leaves_out_rows_and_says_so(sample: RecordingDatabase) -> None:
