@@ -29,7 +29,8 @@ def add_query_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
         help="query a recording with SQL",
         description=f"Query a recording with SQL, or answer a ready question. Tables: {rows}. DESCRIBE TABLE lists"
         " the columns of a table. Needs DuckDB (pip install 'kvscope[query]'). A query reads only the recording: it"
-        " has no access to other files, the network or extensions, and at most 1 GB of memory.",
+        " has no access to other files, the network or extensions. DuckDB uses at most 1 GB of memory; the"
+        " result is held in memory, too.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording; or the word sample or sample-hybrid")

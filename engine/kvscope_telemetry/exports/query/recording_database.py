@@ -104,7 +104,7 @@ class RecordingDatabase:
         self._is_interrupted = False
         with self._errors_in_one_line():
             self._check_statement(sql)
-            self._load(self._tables_of(sql))
+            self._load_in_memory(self._tables_of(sql))
             if self._is_interrupted:  # between two statements, DuckDB ignores an interrupt
                 raise QueryInterrupted("the query was stopped")
             # A read-only transaction, because EXPLAIN ANALYZE runs statements of any type.
@@ -142,6 +142,15 @@ class RecordingDatabase:
         except self._duckdb.Error:  # PIVOT
             return set(TABLE_NAMES)
         return named if named and named <= set(TABLE_NAMES) else set(TABLE_NAMES)
+
+    def _load_in_memory(self, names: set[str]) -> None:
+        try:
+            self._load(names)
+        except self._duckdb.OutOfMemoryException:
+            raise BadInput(
+                f"the tables of this recording need more than {MEMORY_LIMIT} of memory: choose a range with --from and"
+                " --until"
+            ) from None
 
     def _load(self, names: set[str]) -> None:
         for kind in TABLES:
